@@ -1,0 +1,168 @@
+package sandbox
+
+import (
+	"time"
+
+	"forkd.dev/forkd/internal/agentwire"
+	"forkd.dev/forkd/internal/engine"
+)
+
+// State is a sandbox's place in its life cycle.
+type State string
+
+// The sandbox states of DESIGN 2.
+const (
+	Creating  State = "creating"
+	Running   State = "running"
+	Paused    State = "paused"
+	Capturing State = "capturing"
+	Stopping  State = "stopping"
+	Failed    State = "failed"
+	Lost      State = "lost"
+)
+
+// Sandbox is a running (or ended, for 24 h) machine as callers see it.
+type Sandbox struct {
+	ID             string
+	Name           string
+	State          State
+	Reason         string // of the end or failure
+	SnapshotID     string
+	SnapshotTag    string // the tag it was asked by, or ""
+	Engine         string
+	Isolation      engine.Isolation
+	Shape          engine.Shape
+	Labels         map[string]string
+	CreatedAt      time.Time
+	EndedAt        time.Time // zero while it lives
+	PID            int
+	MemoryLimitMiB int
+	BranchCount    int
+	HoldsSecrets   bool
+	Receipt        *agentwire.Receipt
+	Timing         Timing
+}
+
+// Timing is how long the steps of a fork took, from the request on.
+type Timing struct {
+	Pooled   bool          // a prepared process was claimed
+	Start    time.Duration // machine process up and state loaded
+	Hello    time.Duration // agent answered
+	Identity time.Duration // fork contract fulfilled
+	Total    time.Duration
+}
+
+// SnapshotStatus is a snapshot's place in its life cycle.
+type SnapshotStatus string
+
+// The snapshot states of DESIGN 2.
+const (
+	SnapshotBuilding SnapshotStatus = "building"
+	SnapshotWriting  SnapshotStatus = "writing"
+	SnapshotReady    SnapshotStatus = "ready"
+	SnapshotFailed   SnapshotStatus = "failed"
+	SnapshotStale    SnapshotStatus = "stale"
+)
+
+// Snapshot is a captured machine as callers see it.
+type Snapshot struct {
+	ID            string
+	Tags          []string
+	Status        SnapshotStatus
+	Reason        string // why failed or stale
+	ParentID      string
+	ImageID       string
+	ImageName     string
+	Engine        string
+	Isolation     engine.Isolation
+	Shape         engine.Shape
+	Labels        map[string]string
+	CreatedAt     time.Time
+	Recipe        Recipe
+	MemoryBytes   int64 // physical bytes of its own memory layer
+	DiskBytes     int64 // physical bytes of its own disk layer
+	Dir           string
+	Pause         time.Duration
+	HoldsSecrets  bool
+	AgentProtocol int
+	Depth         int // number of ancestors
+	Sandboxes     int // that use it now
+}
+
+// Recipe is how a snapshot was made, enough to make it again.
+type Recipe struct {
+	Image string   `json:"image,omitempty"` // image name, for a root
+	From  string   `json:"from,omitempty"`  // snapshot it was forked from
+	Warm  string   `json:"warm,omitempty"`  // code run in the warm runner
+	Exec  []string `json:"exec,omitempty"`  // shell commands run in order
+}
+
+// CreateSnapshot asks for a new snapshot. Exactly one of Image and From is set;
+// both empty means From py-base.
+type CreateSnapshot struct {
+	Tag     string
+	Replace bool   // move the tag if it is taken
+	Image   string // image name or id
+	From    string // snapshot reference
+	Warm    string
+	Exec    []string // each run by /bin/sh -c; a nonzero exit fails the snapshot
+	Shape   engine.Shape
+	Labels  map[string]string
+	// ExecTimeout bounds each command; 0 means 10 minutes.
+	ExecTimeout time.Duration
+}
+
+// Fork asks for n sandboxes of a snapshot.
+type Fork struct {
+	Snapshot       string // reference
+	N              int
+	Name           string // only with N == 1
+	Labels         map[string]string
+	Env            map[string]string
+	MemoryLimitMiB int
+	// Shape, where nonzero, must equal the snapshot's: a size is fixed at capture.
+	Shape engine.Shape
+	// Partial keeps the children that came up when others failed.
+	Partial bool
+	// Engine, if set, must be the snapshot's.
+	Engine string
+}
+
+// ForkItem is the outcome for one child.
+type ForkItem struct {
+	Index   int
+	Sandbox Sandbox // zero if Err is set
+	Err     error
+}
+
+// Image is a built root file system.
+type Image struct {
+	ID        string
+	Name      string
+	CreatedAt time.Time
+	Source    string // e.g. "debian:bookworm"
+	Packages  []string
+	DiskMiB   int
+	Bytes     int64 // physical
+	Digest    string
+	Kernel    string // kernel release
+	Builtin   bool
+	UsedBy    []string // snapshot ids
+}
+
+// BuildImage asks for an image of Debian with packages.
+type BuildImage struct {
+	Name     string
+	Replace  bool
+	Packages []string
+	DiskMiB  int // 0 means 4096
+}
+
+// Progress is told what a long operation does; Fraction is negative if unknown.
+type Progress func(step string, fraction float64)
+
+// Delete says how to delete a snapshot.
+type Delete struct {
+	Cascade bool // with its dependents
+	Force   bool
+}
