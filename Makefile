@@ -1,0 +1,59 @@
+# forkd: `make help` lists what there is. Everything CI does is a target here.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+PROGRAMS := forkd.dev/forkd/internal/programs
+AGENT := internal/programs/embedded/forkd-agent
+FUZZTIME ?= 10s
+TESTFLAGS ?=
+GOLANGCI_LINT_VERSION := v2.5.0
+
+.PHONY: help setup build run test race lint lint-light fuzz bench leakcheck clean
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
+
+setup: ## install the Debian packages that are missing (root or sudo)
+	@scripts/setup.sh
+
+build: ## build bin/forkd with the guest agent inside
+	@mkdir -p bin
+	@# No commit in the agent: its bytes, and so the images made with it, change only with its code.
+	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w" -o $(AGENT) ./cmd/forkd-agent
+	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X $(PROGRAMS).stamp=$(VERSION)" -o bin/forkd ./cmd/forkd
+
+run: setup build ## set up, build, and show 20 forks that answer
+	bin/forkd demo -n 20
+
+test: setup build lint-light ## everything: unit, conformance, real VMs, leak check
+	@scripts/test.sh $(TESTFLAGS)
+
+race: ## unit tests with the race detector (needs gcc)
+	@scripts/test.sh -race -short $(TESTFLAGS)
+
+lint-light: ## gofmt, go vet and the architecture test
+	@unformatted=$$(gofmt -l $$(git ls-files --cached --others --exclude-standard '*.go')); \
+	  if [ -n "$$unformatted" ]; then echo "not gofmt-ed:"; echo "$$unformatted"; exit 1; fi
+	go vet ./...
+	go test -count=1 ./internal/archtest
+
+lint: lint-light ## lint-light and golangci-lint (built from source the first time: minutes)
+	@mkdir -p .cache/bin
+	@test -x .cache/bin/golangci-lint-$(GOLANGCI_LINT_VERSION) || { \
+	  GOBIN=$(CURDIR)/.cache/bin go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT_VERSION) && \
+	  mv .cache/bin/golangci-lint .cache/bin/golangci-lint-$(GOLANGCI_LINT_VERSION); }
+	.cache/bin/golangci-lint-$(GOLANGCI_LINT_VERSION) run ./...
+
+fuzz: ## run each fuzz target for FUZZTIME (10s)
+	@scripts/fuzz.sh $(FUZZTIME)
+
+bench: ## Go benchmarks of the pure packages
+	go test -run '^$$' -bench . -benchmem ./...
+
+leakcheck: ## list what is left of forkd on this host; fails if there is anything
+	@scripts/leakcheck.sh
+
+clean: ## remove what make built (not images or snapshots)
+	rm -rf bin .cache $(AGENT)
