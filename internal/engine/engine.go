@@ -173,7 +173,7 @@ type After int
 // What Capture leaves behind.
 const (
 	AfterResume After = iota // the source goes on
-	AfterStay                // the source stays stopped; the caller kills it
+	AfterEnd                 // the source is ended; its files become the snapshot's
 )
 
 // CaptureSpec says what to capture and where to.

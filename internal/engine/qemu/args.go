@@ -1,0 +1,114 @@
+package qemu
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+
+	"forkd.dev/forkd/internal/engine"
+)
+
+// agentPort is the name of the virtio port the agent looks for.
+const agentPort = "org.forkd.agent"
+
+// consoleBytes is what is kept of the guest's console. A ring in QEMU's memory
+// cannot fill a disk of the host, however much the guest prints.
+const consoleBytes = 64 << 10
+
+// fdTable collects the files a QEMU process inherits; the first is descriptor 3.
+type fdTable struct{ files []*os.File }
+
+func (t *fdTable) add(f *os.File) int {
+	t.files = append(t.files, f)
+	return 2 + len(t.files)
+}
+
+// process is everything a QEMU command line is made of.
+type process struct {
+	name     string // -name: forkd-<installation>-<id>
+	shape    engine.Shape
+	memory   *os.File   // sealed
+	qmp      *os.File   // listening
+	agent    *os.File   // listening
+	overlay  *os.File   // read-write, qcow2
+	disks    []diskFile // below the overlay, topmost last
+	kernel   string     // only for a boot
+	initrd   string     // only for a boot
+	cmdline  string     // only for a boot
+	incoming bool       // start stopped, waiting for device state
+	confine  confinement
+}
+
+// diskFile is a read-only file below a machine's overlay.
+type diskFile struct {
+	file   *os.File
+	format string // "raw" or "qcow2"
+}
+
+// args returns the command line and the files it refers to by number.
+func (p *process) args() ([]string, *fdTable) {
+	fds := &fdTable{}
+	mem := fds.add(p.memory)
+	qmp := fds.add(p.qmp)
+	agent := fds.add(p.agent)
+	a := []string{
+		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-name", p.name,
+		"-machine", "microvm,acpi=on,rtc=on,pcie=off,pit=off,pic=off,isa-serial=on,auto-kernel-cmdline=off,memory-backend=ram",
+		"-accel", "tcg,thread=multi",
+		"-cpu", "max",
+		"-smp", strconv.Itoa(p.shape.CPUs),
+		"-m", fmt.Sprintf("%dM", p.shape.MemoryMiB),
+		"-object", fmt.Sprintf("memory-backend-file,id=ram,size=%dM,mem-path=/proc/self/fd/%d,share=off", p.shape.MemoryMiB, mem),
+		"-chardev", fmt.Sprintf("socket,id=qmp,fd=%d,server=on,wait=off", qmp),
+		"-mon", "chardev=qmp,mode=control",
+		"-chardev", fmt.Sprintf("socket,id=agent,fd=%d,server=on,wait=off", agent),
+		"-chardev", fmt.Sprintf("ringbuf,id=console,size=%d", consoleBytes),
+		"-serial", "chardev:console",
+	}
+	a = append(a, p.diskArgs(fds)...)
+	a = append(a,
+		"-device", "virtio-blk-device,drive=disk",
+		"-device", "virtio-serial-device,max_ports=2",
+		"-device", "virtserialport,chardev=agent,name="+agentPort,
+	)
+	if p.incoming {
+		a = append(a, "-S", "-incoming", "defer", "-global", "migration.send-configuration=off")
+	} else {
+		a = append(a, "-kernel", p.kernel, "-initrd", p.initrd, "-append", p.cmdline)
+	}
+	return append(a, p.confine.args()...), fds
+}
+
+// diskArgs stacks the disk files as block nodes. Files come as descriptor sets, so
+// QEMU needs no path; access modes match those the descriptors were opened with,
+// and locking is off because each overlay belongs to one machine by construction.
+func (p *process) diskArgs(fds *fdTable) []string {
+	var a []string
+	backing := ""
+	for i, d := range p.disks {
+		set := i + 2
+		a = append(a, "-add-fd", fmt.Sprintf("fd=%d,set=%d", fds.add(d.file), set))
+		node := fmt.Sprintf("disk%d", i)
+		opt := fmt.Sprintf("driver=%s,node-name=%s,read-only=on,file.driver=file,file.filename=/dev/fdset/%d,file.read-only=on,file.locking=off", d.format, node, set)
+		if backing != "" {
+			opt += ",backing=" + backing
+		}
+		a = append(a, "-blockdev", opt)
+		backing = node
+	}
+	a = append(a,
+		"-add-fd", fmt.Sprintf("fd=%d,set=1", fds.add(p.overlay)),
+		"-blockdev", "driver=qcow2,node-name=disk,discard=unmap,file.driver=file,file.filename=/dev/fdset/1,file.locking=off,file.discard=unmap,backing="+backing)
+	return a
+}
+
+// kernelCmdline is for a boot under TCG. tsc_early_khz is the host's TSC rate,
+// without which microvm hangs in most boots; THP and watchdogs are off because
+// they dirty memory and burn CPU in every idle fork; mitigations guard against
+// speculation, which an emulated CPU does not do.
+func kernelCmdline(tscKHz uint64) string {
+	return fmt.Sprintf("console=ttyS0 loglevel=4 panic=-1 reboot=t tsc=reliable tsc_early_khz=%d "+
+		"random.trust_cpu=on nowatchdog no_timer_check mitigations=off audit=0 apparmor=0 "+
+		"transparent_hugepage=never cgroup_no_v1=all forkd.root=/dev/vda", tscKHz)
+}

@@ -1,0 +1,215 @@
+package qemu
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/errdefs"
+	"forkd.dev/forkd/internal/layerfmt"
+	"forkd.dev/forkd/internal/linux"
+)
+
+// memoryName is the name of all our memory files; it marks the guest's RAM in
+// /proc/PID/maps.
+const memoryName = "forkd-memory"
+
+// residents holds the resident images in use: one sealed memory file for each
+// snapshot, with all layers of its chain merged. They are built on first use and
+// dropped by Forget; a machine that still maps one keeps its pages alive.
+type residents struct {
+	mu sync.Mutex
+	// +checklocks:mu
+	images map[string]*resident
+}
+
+type resident struct {
+	once sync.Once
+	file *os.File
+	err  error
+}
+
+// get returns the resident image of the last state of chain, which the residents own.
+func (r *residents) get(ctx context.Context, chain []engine.State, memoryMiB int) (*os.File, error) {
+	id := chain[len(chain)-1].ID
+	r.mu.Lock()
+	img := r.images[id]
+	if img == nil {
+		img = &resident{}
+		r.images[id] = img
+	}
+	r.mu.Unlock()
+	// Others may wait for this image: one caller's cancellation does not end it.
+	img.once.Do(func() { img.file, img.err = buildResident(context.WithoutCancel(ctx), chain, memoryMiB) })
+	if img.err != nil {
+		r.forget(id) // the next caller tries again
+		return nil, img.err
+	}
+	return img.file, nil
+}
+
+// put registers an image found in a living machine, unless there is one already.
+func (r *residents) put(id string, f *os.File) {
+	img := &resident{file: f}
+	img.once.Do(func() {})
+	r.mu.Lock()
+	_, taken := r.images[id]
+	if !taken {
+		r.images[id] = img
+	}
+	r.mu.Unlock()
+	if taken {
+		_ = f.Close()
+	}
+}
+
+func (r *residents) forget(id string) {
+	r.mu.Lock()
+	img := r.images[id]
+	delete(r.images, id)
+	r.mu.Unlock()
+	if img != nil {
+		img.once.Do(func() {})
+		if img.file != nil {
+			_ = img.file.Close()
+		}
+	}
+}
+
+func (r *residents) close() {
+	r.mu.Lock()
+	ids := make([]string, 0, len(r.images))
+	for id := range r.images {
+		ids = append(ids, id)
+	}
+	r.mu.Unlock()
+	for _, id := range ids {
+		r.forget(id)
+	}
+}
+
+// emptyMemory returns a sealed memory file of zeros, for a boot.
+func emptyMemory(memoryMiB int) (*os.File, error) {
+	f, err := linux.MemFile(memoryName, int64(memoryMiB)<<20)
+	if err != nil {
+		return nil, err
+	}
+	if err := linux.SealImmutable(f); err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// buildResident merges the memory layers of chain into one sealed memory file.
+func buildResident(ctx context.Context, chain []engine.State, memoryMiB int) (*os.File, error) {
+	layers, err := openLayers(chain, int64(memoryMiB)<<20)
+	if err != nil {
+		return nil, err
+	}
+	defer layers.close()
+	f, err := linux.MemFile(memoryName, int64(memoryMiB)<<20)
+	if err != nil {
+		return nil, err
+	}
+	if err := fillResident(ctx, f, layers); err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("build memory image of %s: %w", chain[len(chain)-1].ID, err)
+	}
+	if err := linux.SealImmutable(f); err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// openLayers opens the memory layer of each state of chain.
+func openLayers(chain []engine.State, memoryBytes int64) (layerChain, error) {
+	var layers layerChain
+	for _, s := range chain {
+		if err := layers.open(s, memoryBytes); err != nil {
+			layers.close()
+			return layerChain{}, fmt.Errorf("open memory layer of %s: %w", s.ID, err)
+		}
+	}
+	return layers, nil
+}
+
+// layerChain is an open chain of memory layers.
+type layerChain struct {
+	files   []*os.File
+	readers []*layerfmt.Reader
+}
+
+func (c *layerChain) open(s engine.State, memoryBytes int64) error {
+	path, err := artifactPath(s, kindMemory)
+	if err != nil {
+		return err
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	c.files = append(c.files, f)
+	st, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	r, err := layerfmt.Open(f, st.Size())
+	if err != nil {
+		return err
+	}
+	if got := r.Header().LogicalBytes(); got != memoryBytes {
+		return errdefs.New(errdefs.ErrCorrupt, "it is for %d bytes, the machine has %d", got, memoryBytes)
+	}
+	c.readers = append(c.readers, r)
+	return nil
+}
+
+func (c *layerChain) close() {
+	for _, f := range c.files {
+		_ = f.Close()
+	}
+}
+
+// artifactPath returns the path of the only artifact of a kind in s.
+func artifactPath(s engine.State, kind string) (string, error) {
+	for _, a := range s.Artifacts {
+		if a.Kind == kind {
+			return filepath.Join(s.Dir, a.Name), nil
+		}
+	}
+	return "", errdefs.New(errdefs.ErrCorrupt, "snapshot %s has no %s artifact", s.ID, kind)
+}
+
+// fillResident copies what the layers hold into f; zeros stay holes.
+func fillResident(ctx context.Context, f *os.File, layers layerChain) error {
+	ranges, err := layerfmt.Plan(layers.readers)
+	if err != nil {
+		return err
+	}
+	unit := int64(layers.readers[0].Header().UnitSize)
+	buf := make([]byte, 1<<20)
+	for _, r := range ranges {
+		if r.Layer == layerfmt.ZeroLayer {
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		for done := int64(0); done < int64(r.Count)*unit; {
+			n := min(int64(len(buf)), int64(r.Count)*unit-done)
+			if _, err := layers.files[r.Layer].ReadAt(buf[:n], r.Offset+done); err != nil {
+				return fmt.Errorf("read layer %d at %d: %w", r.Layer, r.Offset+done, err)
+			}
+			if _, err := f.WriteAt(buf[:n], int64(r.Unit)*unit+done); err != nil {
+				return err
+			}
+			done += n
+		}
+	}
+	return nil
+}

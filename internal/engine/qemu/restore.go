@@ -1,0 +1,223 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+
+	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/errdefs"
+	"forkd.dev/forkd/internal/linux"
+)
+
+// Boot starts a machine from its root file system.
+func (d *Driver) Boot(ctx context.Context, spec engine.Spec) (engine.Machine, error) {
+	memory, err := emptyMemory(spec.Shape.MemoryMiB)
+	if err != nil {
+		return nil, fmt.Errorf("boot %s: %w", spec.ID, err)
+	}
+	defer memory.Close()
+	m, err := d.launch(ctx, spec, launchPlan{memory: memory})
+	if err != nil {
+		return nil, fmt.Errorf("boot %s: %w", spec.ID, err)
+	}
+	return m, nil
+}
+
+// Restore makes a stopped machine from the last state of chain.
+func (d *Driver) Restore(ctx context.Context, spec engine.Spec, chain []engine.State) (engine.Machine, error) {
+	if len(chain) == 0 {
+		return nil, errdefs.New(errdefs.ErrInvalid, "restore %s: no state given", spec.ID)
+	}
+	d.pool.busy(1)
+	defer d.pool.busy(-1)
+	m, err := d.restore(ctx, spec, chain)
+	if err != nil {
+		return nil, fmt.Errorf("restore %s from %s: %w", spec.ID, chain[len(chain)-1].ID, err)
+	}
+	return m, nil
+}
+
+func (d *Driver) restore(ctx context.Context, spec engine.Spec, chain []engine.State) (*Machine, error) {
+	memory, err := d.residents.get(ctx, chain, spec.Shape.MemoryMiB)
+	if err != nil {
+		return nil, err
+	}
+	m, err := d.launch(ctx, spec, launchPlan{memory: memory, chain: chain})
+	if err != nil {
+		return nil, err
+	}
+	if err := m.load(ctx, chain[len(chain)-1]); err != nil {
+		if line := lastLine(filepath.Join(spec.Dir, logFile)); line != "" {
+			err = fmt.Errorf("%w (QEMU says: %s)", err, line)
+		}
+		return nil, errors.Join(err, m.Kill(context.WithoutCancel(ctx)))
+	}
+	return m, nil
+}
+
+// launchPlan is what a new process maps and opens. An empty chain means a boot.
+type launchPlan struct {
+	memory *os.File
+	chain  []engine.State
+}
+
+// launch starts the process of a machine and connects its monitor. On error
+// nothing is left but files in spec.Dir.
+func (d *Driver) launch(ctx context.Context, spec engine.Spec, plan launchPlan) (*Machine, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	p := &process{
+		name: d.processName(spec.ID), shape: spec.Shape, memory: plan.memory,
+		incoming: len(plan.chain) > 0,
+		confine:  confinement{root: d.isRoot, uid: d.pickUID(), dir: d.emptyDir},
+	}
+	if !p.incoming {
+		p.kernel, p.initrd, p.cmdline = spec.Root.Kernel, spec.Root.Initramfs, kernelCmdline(d.tscKHz)
+	}
+	files, err := p.open(spec, plan.chain)
+	defer func() {
+		for _, f := range files {
+			_ = f.Close()
+		}
+	}()
+	if err != nil {
+		return nil, err
+	}
+	cmd, err := d.start(p, filepath.Join(spec.Dir, logFile))
+	if err != nil {
+		return nil, err
+	}
+	m := &Machine{d: d, dir: spec.Dir, cmd: cmd, done: make(chan struct{})}
+	if err := m.register(ctx, spec, plan, p.confine.uid); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// register makes a started process a machine: limits, record, monitor.
+func (m *Machine) register(ctx context.Context, spec engine.Spec, plan launchPlan, uid int) error {
+	pid := m.cmd.Process.Pid
+	proc, err := linux.Identify(pid)
+	if err == nil {
+		m.proc, err = proc.Open()
+	}
+	if err != nil {
+		_ = m.cmd.Process.Kill()
+		_ = m.cmd.Wait()
+		return err
+	}
+	m.rec = record{
+		Version: recordVersion, ID: spec.ID, PID: pid, Start: proc.Start, BootID: m.d.bootID,
+		UID: uid, Shape: spec.Shape, Qualifier: m.d.cfg.Installation,
+	}
+	if len(plan.chain) > 0 {
+		m.rec.MappedID = plan.chain[len(plan.chain)-1].ID
+	}
+	m.d.track(m)
+	err = m.d.limits.apply(spec, pid)
+	if err == nil {
+		err = writeRecord(spec.Dir, m.rec)
+	}
+	if err == nil {
+		_, err = m.monitor(ctx)
+	}
+	if err != nil {
+		if line := lastLine(filepath.Join(spec.Dir, logFile)); line != "" {
+			err = fmt.Errorf("%w (QEMU says: %s)", err, line)
+		}
+		return errors.Join(err, m.Kill(context.WithoutCancel(ctx)))
+	}
+	return nil
+}
+
+// open opens or creates the files of a process. The caller closes the files
+// returned, also on error.
+func (p *process) open(spec engine.Spec, chain []engine.State) ([]*os.File, error) {
+	var files []*os.File
+	keep := func(f *os.File, err error) (*os.File, error) {
+		if err == nil {
+			files = append(files, f)
+		}
+		return f, err
+	}
+	var err error
+	if p.qmp, err = keep(linux.ListenUnix(filepath.Join(spec.Dir, qmpSocket))); err != nil {
+		return files, err
+	}
+	if p.agent, err = keep(linux.ListenUnix(filepath.Join(spec.Dir, agentSocket))); err != nil {
+		return files, err
+	}
+	overlay := filepath.Join(spec.Dir, overlayFile)
+	if err := createOverlay(overlay, int64(spec.Shape.DiskMiB)<<20); err != nil {
+		return files, err
+	}
+	if p.overlay, err = keep(os.OpenFile(overlay, os.O_RDWR, 0)); err != nil {
+		return files, fmt.Errorf("open overlay: %w", err)
+	}
+	base, err := keep(os.Open(spec.Root.Disk))
+	if err != nil {
+		return files, fmt.Errorf("open root file system: %w", err)
+	}
+	p.disks = append(p.disks, diskFile{file: base, format: "raw"})
+	for _, s := range chain {
+		path, err := artifactPath(s, kindDisk)
+		if err != nil {
+			return files, err
+		}
+		f, err := keep(os.Open(path))
+		if err != nil {
+			return files, fmt.Errorf("open disk layer of %s: %w", s.ID, err)
+		}
+		p.disks = append(p.disks, diskFile{file: f, format: "qcow2"})
+	}
+	return files, nil
+}
+
+// load puts the device state of s into a machine that was started for it. The
+// agent's port is connected first: a port that has no peer at load can stay
+// throttled with a half-sent message.
+func (m *Machine) load(ctx context.Context, s engine.State) error {
+	path, err := artifactPath(s, kindDevice)
+	if err != nil {
+		return err
+	}
+	state, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("open device state: %w", err)
+	}
+	defer state.Close()
+	conn, err := linux.DialUnix(ctx, filepath.Join(m.dir, agentSocket))
+	if err != nil {
+		return err
+	}
+	done := make(chan string, 1)
+	m.mu.Lock()
+	m.predialed, m.migrated = net.Conn(conn), done
+	m.mu.Unlock()
+	events := map[string]any{"capabilities": []any{map[string]any{"capability": "events", "state": true}}}
+	if err := m.command(ctx, "migrate-set-capabilities", events, nil); err != nil {
+		return err
+	}
+	if err := m.command(ctx, "getfd", map[string]any{"fdname": "state"}, nil, state); err != nil {
+		return err
+	}
+	if err := m.command(ctx, "migrate-incoming", map[string]any{"uri": "fd:state"}, nil); err != nil {
+		return err
+	}
+	select {
+	case status := <-done:
+		if status != "completed" {
+			return errdefs.New(errdefs.ErrCorrupt, "load device state of %s: %s", s.ID, status)
+		}
+		return nil
+	case <-m.done:
+		return errdefs.New(errdefs.ErrCorrupt, "load device state of %s: %s", s.ID, m.Reason())
+	case <-ctx.Done():
+		return fmt.Errorf("load device state of %s: %w", s.ID, ctx.Err())
+	}
+}
