@@ -81,6 +81,7 @@ type Snapshot struct {
 	Recipe        Recipe
 	MemoryBytes   int64 // physical bytes of its own memory layer
 	DiskBytes     int64 // physical bytes of its own disk layer
+	DeviceBytes   int64 // physical bytes of its device state
 	Dir           string
 	Pause         time.Duration
 	HoldsSecrets  bool
@@ -126,6 +127,9 @@ type Fork struct {
 	Partial bool
 	// Engine, if set, must be the snapshot's.
 	Engine string
+	// Progress, if not nil, is told of work that must come first, such as building
+	// a built-in snapshot.
+	Progress Progress
 }
 
 // ForkItem is the outcome for one child.

@@ -1,0 +1,91 @@
+package rest
+
+// Snapshot is a captured machine. The fields up to Bootable are upstream's
+// SnapshotInfo.
+type Snapshot struct {
+	Tag           string   `json:"tag"` // the first of Tags, or the id if there is none
+	Dir           string   `json:"dir"`
+	CreatedAtUnix int64    `json:"created_at_unix"`
+	PauseMS       *float64 `json:"pause_ms,omitempty"`
+	Warning       string   `json:"warning,omitempty"` // why failed or stale
+	Status        string   `json:"status"`
+	Bootable      bool     `json:"bootable"` // it can be forked here and now
+
+	ID           string            `json:"id"`
+	Tags         []string          `json:"tags"`
+	ParentID     string            `json:"parent_id,omitempty"`
+	ImageID      string            `json:"image_id,omitempty"`
+	Image        string            `json:"image,omitempty"`
+	Engine       string            `json:"engine"`
+	Isolation    string            `json:"isolation"`
+	CPUs         int               `json:"cpus"`
+	MemoryMiB    int               `json:"memory_mib"`
+	DiskMiB      int               `json:"disk_mib"`
+	Labels       map[string]string `json:"labels"`
+	Recipe       Recipe            `json:"recipe"`
+	MemoryBytes  int64             `json:"memory_bytes"` // physical, of its own layer
+	DiskBytes    int64             `json:"disk_bytes"`   // physical, of its own layer
+	HoldsSecrets bool              `json:"holds_secrets"`
+	Protocol     int               `json:"agent_protocol"`
+	ChainDepth   int               `json:"chain_depth"` // number of ancestors
+	Sandboxes    int               `json:"sandboxes"`   // that use it now
+}
+
+// Recipe is how a snapshot was made, enough to make it again.
+type Recipe struct {
+	Image string   `json:"image,omitempty"`
+	From  string   `json:"from,omitempty"`
+	Warm  string   `json:"warm,omitempty"`
+	Exec  []string `json:"exec,omitempty"`
+}
+
+// SnapshotDetail is a snapshot with its place in the tree: upstream's
+// SnapshotInfoDetail and all of Snapshot.
+type SnapshotDetail struct {
+	Snapshot
+	MemoryLogicalBytes  int64    `json:"memory_logical_bytes"`
+	MemoryPhysicalBytes int64    `json:"memory_physical_bytes"`
+	VMStateBytes        int64    `json:"vmstate_bytes"`
+	ParentTag           string   `json:"parent_tag,omitempty"`
+	Dependents          []string `json:"dependents"` // direct ones, by tag or id
+	Ancestors           []string `json:"ancestors"`  // root first, by tag or id
+}
+
+// CreateSnapshot is the body of POST /v1/snapshots. At most one of Image and From
+// is set; neither means from py-base.
+type CreateSnapshot struct {
+	Tag         string            `json:"tag"`
+	Replace     bool              `json:"replace,omitempty"` // move the tag if it is taken
+	Image       string            `json:"image,omitempty"`
+	From        string            `json:"from,omitempty"`
+	Warm        string            `json:"warm,omitempty"`              // run in the warm runner, whose state is captured
+	Exec        []string          `json:"exec,omitempty"`              // shell commands, in order, all must succeed
+	ExecTimeout float64           `json:"exec_timeout_secs,omitempty"` // each; 600 if 0
+	CPUs        int               `json:"cpus,omitempty"`
+	MemoryMiB   int               `json:"memory_mib,omitempty"`
+	DiskMiB     int               `json:"disk_mib,omitempty"`
+	Labels      map[string]string `json:"labels,omitempty"`
+
+	// Kernel, Rootfs and Tap are upstream's and refused: paths of the host are not
+	// taken from a client.
+	Kernel string `json:"kernel,omitempty"`
+	Rootfs string `json:"rootfs,omitempty"`
+	Tap    string `json:"tap,omitempty"`
+}
+
+// SnapshotLine is one line of a streamed snapshot creation. Progress is set, or
+// Done is true, the line is the last one, and Snapshot or Error is set.
+type SnapshotLine struct {
+	Progress *Progress `json:"progress,omitempty"`
+	Done     bool      `json:"done,omitempty"`
+	Snapshot *Snapshot `json:"snapshot,omitempty"`
+	Error    string    `json:"error,omitempty"`
+	Code     string    `json:"code,omitempty"`
+	Hint     string    `json:"hint,omitempty"`
+}
+
+// SetTag is the body of PUT /v1/tags/{tag}.
+type SetTag struct {
+	Snapshot string `json:"snapshot"`
+	Replace  bool   `json:"replace,omitempty"`
+}

@@ -1,0 +1,184 @@
+package rest
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	api "forkd.dev/forkd/api/rest"
+	"forkd.dev/forkd/internal/errdefs"
+	"forkd.dev/forkd/internal/ident"
+	"forkd.dev/forkd/internal/sandbox"
+)
+
+// abandonTimeout bounds the clean-up of children whose client went away.
+const abandonTimeout = time.Minute
+
+func (s *server) createSandboxes(w http.ResponseWriter, r *http.Request) error {
+	var req api.CreateSandboxes
+	if err := decode(r, &req); err != nil {
+		return err
+	}
+	f, err := forkOf(req)
+	if err != nil {
+		return err
+	}
+	if wantsStream(r) {
+		return s.streamFork(w, r, f)
+	}
+	items, err := s.svc.Fork(r.Context(), f, nil)
+	if err != nil {
+		return err
+	}
+	if err := r.Context().Err(); err != nil && !repeatable(w) {
+		s.abandon(r, items)
+		return err
+	}
+	answer := make([]any, 0, len(items))
+	for _, it := range items {
+		if it.Err != nil {
+			answer = append(answer, api.ForkFailure{Index: it.Index, Error: body(it.Err)})
+			continue
+		}
+		answer = append(answer, sandboxOf(it.Sandbox))
+	}
+	respond(w, http.StatusCreated, answer)
+	return nil
+}
+
+// streamFork answers line by line as children become ready.
+func (s *server) streamFork(w http.ResponseWriter, r *http.Request, f sandbox.Fork) error {
+	out := &stream{w: w}
+	f.Progress = func(step string, fraction float64) {
+		out.line(api.ForkLine{Progress: &api.Progress{Step: step, Fraction: fraction}})
+	}
+	items, err := s.svc.Fork(r.Context(), f, func(it sandbox.ForkItem) { out.line(forkLine(it)) })
+	if err != nil && !out.started() {
+		return err
+	}
+	last := api.ForkLine{Done: true, OK: new(int), Failed: new(int)}
+	if err != nil {
+		b := body(err)
+		*last.Failed, last.Error, last.Code, last.Hint = f.N, b.Error, b.Code, b.Hint
+		forget(w)
+	}
+	for _, it := range items {
+		if it.Err != nil {
+			*last.Failed++
+		} else {
+			*last.OK++
+		}
+	}
+	if r.Context().Err() != nil && !repeatable(w) {
+		s.abandon(r, items)
+		return nil
+	}
+	out.line(last)
+	return nil
+}
+
+// abandon kills children that came up just when their client went away: nobody
+// knows their ids.
+func (s *server) abandon(r *http.Request, items []sandbox.ForkItem) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), abandonTimeout)
+	defer cancel()
+	for _, it := range items {
+		if it.Err != nil {
+			continue
+		}
+		if err := s.svc.Kill(ctx, it.Sandbox.ID); err != nil && !errors.Is(err, errdefs.ErrNotFound) {
+			s.log.ErrorContext(ctx, "kill sandbox of a client that went away", "sandbox", it.Sandbox.ID, "error", err)
+		}
+	}
+}
+
+// forkOf checks a request and turns it into what the service is asked.
+func forkOf(req api.CreateSandboxes) (sandbox.Fork, error) {
+	n := 1
+	if req.N != nil {
+		n = *req.N
+	}
+	switch {
+	case req.SnapshotTag == "":
+		return sandbox.Fork{}, missing("snapshot_tag")
+	case n < 1 || n > 1000:
+		return sandbox.Fork{}, errdefs.New(errdefs.ErrInvalid, "n is %d, want 1 to 1000", n)
+	case req.LiveFork:
+		return sandbox.Fork{}, unsupported("live_fork", "leave it out: every sandbox has memory that can be shared")
+	case req.Hugepages:
+		return sandbox.Fork{}, unsupported("hugepages", "leave it out")
+	case req.MemoryLimitMiB != nil && *req.MemoryLimitMiB <= 0:
+		return sandbox.Fork{}, errdefs.New(errdefs.ErrInvalid, "memory_limit_mib is %d, want more than 0", *req.MemoryLimitMiB)
+	case req.Name != "" && n != 1:
+		return sandbox.Fork{}, errdefs.New(errdefs.ErrInvalid, "name %.80q is for one sandbox, but n is %d", req.Name, n)
+	}
+	if err := ident.CheckRef(req.SnapshotTag); err != nil {
+		return sandbox.Fork{}, err
+	}
+	if req.Name != "" {
+		if err := ident.CheckTag(req.Name); err != nil {
+			return sandbox.Fork{}, err
+		}
+	}
+	if err := checkLabels(req.Labels); err != nil {
+		return sandbox.Fork{}, err
+	}
+	if err := checkEnv(req.Env); err != nil {
+		return sandbox.Fork{}, err
+	}
+	f := sandbox.Fork{
+		Snapshot: req.SnapshotTag, N: n, Name: req.Name, Labels: req.Labels, Env: req.Env,
+		Partial: req.Partial, Engine: req.Engine,
+	}
+	f.Shape.CPUs, f.Shape.MemoryMiB, f.Shape.DiskMiB = req.CPUs, req.MemoryMiB, req.DiskMiB
+	if req.MemoryLimitMiB != nil {
+		f.MemoryLimitMiB = *req.MemoryLimitMiB
+	}
+	return f, nil
+}
+
+func unsupported(field, hint string) error {
+	return errdefs.WithHint(errdefs.New(errdefs.ErrUnsupported, "%s is not supported", field), "%s", hint)
+}
+
+func (s *server) listSandboxes(w http.ResponseWriter, r *http.Request) error {
+	list, err := s.svc.Sandboxes(r.Context())
+	if err != nil {
+		return err
+	}
+	respond(w, http.StatusOK, convert(list, sandboxOf))
+	return nil
+}
+
+func (s *server) getSandbox(w http.ResponseWriter, r *http.Request) error {
+	ref, err := reference(r)
+	if err != nil {
+		return err
+	}
+	sb, err := s.svc.Sandbox(r.Context(), ref)
+	if err != nil {
+		return err
+	}
+	answer := sandboxOf(sb)
+	if sb.EndedAt.IsZero() {
+		// It may have ended meanwhile, or be just starting: then there is no usage.
+		if u, err := s.svc.Usage(r.Context(), sb.ID); err == nil {
+			answer.Usage = usageOf(u)
+		}
+	}
+	respond(w, http.StatusOK, answer)
+	return nil
+}
+
+func (s *server) deleteSandbox(w http.ResponseWriter, r *http.Request) error {
+	ref, err := reference(r)
+	if err != nil {
+		return err
+	}
+	if err := s.svc.Kill(r.Context(), ref); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
