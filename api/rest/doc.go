@@ -48,6 +48,5 @@ type Version struct {
 
 // Health is the answer of GET /healthz.
 type Health struct {
-	OK    bool   `json:"ok"`
-	Error string `json:"error,omitempty"`
+	OK bool `json:"ok"`
 }

@@ -145,8 +145,7 @@ func (s *server) failed(w http.ResponseWriter, r *http.Request, err error) {
 
 func (s *server) getHealth(w http.ResponseWriter, r *http.Request) error {
 	if err := s.health(r.Context()); err != nil {
-		respond(w, http.StatusServiceUnavailable, api.Health{Error: err.Error()})
-		return nil
+		return errdefs.As(errdefs.ErrUnavailable, err)
 	}
 	respond(w, http.StatusOK, api.Health{OK: true})
 	return nil
