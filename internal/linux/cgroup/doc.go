@@ -1,0 +1,17 @@
+// Package cgroup makes and removes control groups, on cgroup v1, v2 and hybrid
+// hosts alike, without policy.
+//
+// A [Group] is one name ("forkd"/leaf) in every hierarchy that its limits need,
+// below the control group of the process that creates it, so it works inside of
+// containers and delegated systemd units. A limit that cannot be applied is an
+// error; nothing is left behind then.
+//
+// The kernel keeps the state: a Group value is only paths, may be copied, used
+// concurrently, dropped, and found again after a crash with [Open] or [List].
+// Those search the whole hierarchy, because a restarted daemon may live in another
+// control group than the one that made the group.
+//
+// On v2 a group with processes of its own cannot hand controllers to subgroups. If
+// that stands in the way, Create moves the calling process, and no other, into a
+// leaf named forkd-daemon beside the new groups.
+package cgroup
