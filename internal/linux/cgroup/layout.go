@@ -3,7 +3,9 @@ package cgroup
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -224,11 +226,11 @@ func classify(err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case os.IsPermission(err):
+	case errors.Is(err, fs.ErrPermission):
 		return errdefs.As(errdefs.ErrPermission, err)
-	case os.IsNotExist(err):
+	case errors.Is(err, fs.ErrNotExist):
 		return errdefs.As(errdefs.ErrNotFound, err)
-	case os.IsExist(err):
+	case errors.Is(err, fs.ErrExist):
 		return errdefs.As(errdefs.ErrConflict, err)
 	}
 	return errdefs.As(errdefs.ErrInternal, err)
