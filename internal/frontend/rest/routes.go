@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"path"
 	"strings"
 	"time"
 
@@ -97,14 +98,21 @@ func (s *server) mux() http.Handler {
 		byPath[rt.path][rt.method] = rt
 	}
 	mux := http.NewServeMux()
-	for path, methods := range byPath {
-		mux.Handle(path, s.dispatch(methods))
+	for at, methods := range byPath {
+		mux.Handle(at, s.dispatch(methods))
 	}
 	mux.Handle("/healthz/{$}", s.dispatch(byPath["/healthz"]))
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		fail(w, &httpError{status: http.StatusNotFound, err: errdefs.New(errdefs.ErrNotFound, "there is no route %.200s", r.URL.Path)})
 	})
-	return mux
+	// The mux would redirect a path like /v1/snapshots/../../etc; say no instead.
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if clean := path.Clean(r.URL.Path); clean != r.URL.Path && clean+"/" != r.URL.Path {
+			fail(w, errdefs.New(errdefs.ErrInvalid, "path %.200q has an empty or dotted part where a reference belongs", r.URL.Path))
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
 }
 
 func (s *server) dispatch(methods map[string]route) http.Handler {

@@ -1,0 +1,128 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"forkd.dev/forkd/internal/errdefs"
+	forkd "forkd.dev/forkd/sdk/go"
+)
+
+// app is one run of the command line.
+type app struct {
+	env Env
+
+	// Set by the global flags.
+	url   string
+	token string
+	json  bool
+	quiet bool
+
+	stops []func() error // private daemons to stop at the end
+	// started: parsing is over, so errors from here on are not of usage.
+	started bool
+}
+
+// Run runs the command line args (without the program's name) and returns the
+// exit code. SIGINT and SIGTERM cancel what runs; a second one kills.
+func Run(ctx context.Context, args []string, env Env) int {
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop)
+
+	a := &app{env: env.withDefaults()}
+	root := a.root()
+	root.SetArgs(args)
+	cmd, err := root.ExecuteContextC(ctx)
+	if err != nil && !a.started {
+		err = usage(cmd, err)
+	}
+	err = a.after(a.stopDaemons(), err)
+	if err != nil {
+		a.report(err)
+	}
+	return exitCode(ctx, cmd, err)
+}
+
+// usage gives an error of parsing its class and points to the help.
+func usage(cmd *cobra.Command, err error) error {
+	return errdefs.WithHint(errdefs.As(errdefs.ErrInvalid, err), "see: %s --help", cmd.CommandPath())
+}
+
+func (a *app) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "forkd",
+		Short:         "Real Linux VMs that fork like processes",
+		Long:          "forkd runs code of AI agents in real Linux VMs that can be forked copy-on-write:\none parent boots and warms up, then every fork starts from its memory.",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          cobra.NoArgs,
+		PersistentPreRun: func(*cobra.Command, []string) {
+			a.started = true
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.SetIn(a.env.Stdin)
+	root.SetOut(a.env.Stdout)
+	root.SetErr(a.env.Stderr)
+	f := root.PersistentFlags()
+	f.StringVar(&a.url, "url", "", "address of the daemon: http://HOST:PORT or unix:///PATH (default $FORKD_URL, else looked for)")
+	f.StringVar(&a.url, "daemon-url", "", "alias of --url")
+	f.StringVar(&a.token, "daemon-token", "", "bearer token; $FORKD_TOKEN keeps it out of the process list")
+	f.BoolVar(&a.json, "json", false, "print the result as JSON")
+	f.BoolVarP(&a.quiet, "quiet", "q", false, "print only ids, and no progress")
+	_ = f.MarkHidden("daemon-url") // these exist
+	_ = f.MarkHidden("daemon-token")
+	root.AddCommand(
+		a.doctorCommand(), a.serveCommand(), a.cleanupCommand(), a.versionCommand(),
+		a.forkCommand(), a.lsCommand(), a.killCommand(), a.execCommand(), a.evalCommand(), a.pingCommand(),
+		a.runCommand(), a.demoCommand(),
+		a.snapshotCommand(), a.imageCommand(),
+	)
+	root.AddCommand(a.aliasCommands()...)
+	return root
+}
+
+// client returns a client of the daemon that is there.
+func (a *app) client() (*forkd.Client, error) {
+	return forkd.New(forkd.Options{BaseURL: a.url, Token: a.token, Getenv: a.env.Getenv})
+}
+
+// clientOrPrivate returns a client of the daemon that is there or, if none is and
+// none was asked for, of a private one that ends with this command.
+func (a *app) clientOrPrivate(ctx context.Context) (*forkd.Client, error) {
+	c, err := a.client()
+	if err != nil {
+		return nil, err
+	}
+	err = c.Health(ctx)
+	asked := a.url != "" || a.env.Getenv("FORKD_URL") != ""
+	if err == nil || asked || !errors.Is(err, forkd.ErrNoDaemon) || a.env.StartPrivateDaemon == nil {
+		return c, err
+	}
+	p := a.progress()
+	p.step("starting a private daemon", -1)
+	socket, stop, err := a.env.StartPrivateDaemon(ctx)
+	p.done()
+	if err != nil {
+		return nil, err
+	}
+	a.stops = append(a.stops, stop)
+	return forkd.New(forkd.Options{Socket: socket, Getenv: a.env.Getenv})
+}
+
+func (a *app) stopDaemons() error {
+	var errs []error
+	for _, stop := range a.stops {
+		if err := stop(); err != nil {
+			errs = append(errs, errdefs.New(errdefs.ErrInternal, "stop private daemon: %w", err))
+		}
+	}
+	a.stops = nil
+	return errors.Join(errs...)
+}

@@ -1,0 +1,80 @@
+package cli
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/mattn/go-isatty"
+)
+
+// Env is what the command line needs of its surroundings. Nil functions make the
+// commands that need them fail with a clear error.
+type Env struct {
+	Stdin          io.Reader // nil means none
+	Stdout, Stderr io.Writer
+	Getenv         func(string) string // nil means os.Getenv
+	Version        string
+	Now            func() time.Time      // nil means time.Now
+	IsTerminal     func(stream any) bool // nil asks the kernel
+
+	// StartPrivateDaemon starts a daemon with a data directory of its own choice
+	// and returns its socket. The daemon must not die of this process's Ctrl-C;
+	// stop ends it and all its sandboxes and may be called once.
+	StartPrivateDaemon func(ctx context.Context) (socket string, stop func() error, err error)
+	// Serve runs the daemon until ctx ends.
+	Serve   func(ctx context.Context, o ServeOptions) error
+	Doctor  func(ctx context.Context) (DoctorReport, error)
+	Cleanup func(ctx context.Context, o CleanupOptions) ([]string, error)
+}
+
+// ServeOptions are the settings of the daemon. Zero values mean its defaults.
+type ServeOptions struct {
+	Bind         []string // TCP addresses; the unix socket is always there
+	DataDir      string
+	TokenFile    string
+	Prepare      []string // built-in snapshots to have ready
+	MaxSandboxes int
+	Engine       string // "auto" or the name of one
+	AllowedHosts []string
+	LogLevel     slog.Level
+}
+
+// CleanupOptions say what Cleanup does. It returns a line for each leftover.
+type CleanupOptions struct {
+	DataDir string
+	Apply   bool // remove; otherwise only list
+}
+
+// DoctorReport is the outcome of the host checks.
+type DoctorReport interface {
+	JSON() ([]byte, error)
+	Text(w io.Writer) error
+	Failed() bool // a check failed
+}
+
+func (e Env) withDefaults() Env {
+	if e.Stdout == nil {
+		e.Stdout = io.Discard
+	}
+	if e.Stderr == nil {
+		e.Stderr = io.Discard
+	}
+	if e.Getenv == nil {
+		e.Getenv = os.Getenv
+	}
+	if e.Now == nil {
+		e.Now = time.Now
+	}
+	if e.IsTerminal == nil {
+		e.IsTerminal = isTerminal
+	}
+	return e
+}
+
+func isTerminal(stream any) bool {
+	f, ok := stream.(*os.File)
+	return ok && isatty.IsTerminal(f.Fd())
+}
