@@ -1,0 +1,214 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+
+	"forkd.dev/forkd/internal/errdefs"
+	"forkd.dev/forkd/internal/ident"
+)
+
+// BuildSpec asks for an image of Debian with packages.
+type BuildSpec struct {
+	Name     string
+	Replace  bool // move the name if it is taken
+	Packages []string
+	DiskMiB  int // 0 means 4096
+	Builtin  bool
+}
+
+const (
+	maxPackages = 500
+	// minFreeBytes is what must be free on the host before a build starts.
+	minFreeBytes = 1 << 30
+)
+
+// packageName is Debian's rule. A name ending in '-' asks apt to remove a package.
+var packageName = regexp.MustCompile(`^[a-z0-9][a-z0-9+.-]{0,126}[a-z0-9+.]$`)
+
+// check returns spec with its defaults and its packages sorted.
+func (spec BuildSpec) check() (BuildSpec, error) {
+	if err := ident.CheckTag(spec.Name); err != nil {
+		return spec, fmt.Errorf("image name: %w", err)
+	}
+	if spec.DiskMiB == 0 {
+		spec.DiskMiB = defaultDiskMiB
+	}
+	if spec.DiskMiB < minDiskMiB || spec.DiskMiB > maxDiskMiB {
+		return spec, errdefs.New(errdefs.ErrInvalid, "disk of %d MiB: it must have %d to %d MiB", spec.DiskMiB, minDiskMiB, maxDiskMiB)
+	}
+	if len(spec.Packages) > maxPackages {
+		return spec, errdefs.New(errdefs.ErrInvalid, "%d packages, more than %d", len(spec.Packages), maxPackages)
+	}
+	for _, p := range spec.Packages {
+		if !packageName.MatchString(p) {
+			return spec, errdefs.WithHint(errdefs.New(errdefs.ErrInvalid, "package %.80q is not a Debian package name", p),
+				"names have lower-case letters, digits, '+', '-' and '.', and no version")
+		}
+	}
+	spec.Packages = slices.Clone(spec.Packages)
+	slices.Sort(spec.Packages)
+	spec.Packages = slices.Compact(spec.Packages)
+	return spec, nil
+}
+
+// Build makes an image and gives it its name. Builds run one after another. When
+// it fails or ctx ends, nothing is left. progress may be nil.
+func (s *Store) Build(ctx context.Context, spec BuildSpec, progress Progress) (Image, error) {
+	if progress == nil {
+		progress = func(string, float64) {}
+	}
+	spec, err := spec.check()
+	if err != nil {
+		return Image{}, fmt.Errorf("build image: %w", err)
+	}
+	fail := func(err error) (Image, error) {
+		return Image{}, fmt.Errorf("build image %s: %w", spec.Name, err)
+	}
+	if err := s.reserve(spec); err != nil {
+		return fail(err)
+	}
+	defer s.unreserve(spec.Name)
+	progress("waiting for earlier builds", 0)
+	if err := s.building.acquire(ctx); err != nil {
+		return fail(err)
+	}
+	defer s.building.release()
+	k, err := s.EnsureKernel(ctx, span(progress, 0, 0.15))
+	if err != nil {
+		return fail(err)
+	}
+	aptCache, err := s.aptCache()
+	if err != nil {
+		return fail(err)
+	}
+	src := debian{packages: spec.Packages, aptCache: aptCache, etcApt: os.DirFS("/etc/apt"), keyring: debianKeyring}
+	img, err := s.buildFrom(ctx, src, Image{
+		ID: ident.New(ident.Image), Name: spec.Name, Source: src.describe(), Suite: debianSuite,
+		Packages: spec.Packages, DiskMiB: spec.DiskMiB, Builtin: spec.Builtin,
+		KernelDigest: k.Digest, KernelRelease: k.Release,
+	}, span(progress, 0.15, 1))
+	if err != nil {
+		return fail(err)
+	}
+	progress("image is ready", 1)
+	return img, nil
+}
+
+// buildFrom makes img's files from src and publishes them under its name. The
+// caller has the build slot.
+func (s *Store) buildFrom(ctx context.Context, src source, img Image, progress Progress) (Image, error) {
+	if err := checkFree(s.cfg.Dir); err != nil {
+		return Image{}, err
+	}
+	tmp := filepath.Join(s.cfg.Dir, tempPrefix+img.ID)
+	// Only root may look at a tree with set-uid programs and a build in progress.
+	if err := os.Mkdir(tmp, 0o700); err != nil {
+		return Image{}, classify(err)
+	}
+	defer os.RemoveAll(tmp) // nothing is there any more once it is published
+	whole := filepath.Join(tmp, "image")
+	if err := os.Mkdir(whole, 0o755); err != nil {
+		return Image{}, classify(err)
+	}
+	disk := filepath.Join(whole, diskFile)
+	if err := s.buildDisk(ctx, src, filepath.Join(tmp, "tree"), disk, img.DiskMiB, progress); err != nil {
+		return Image{}, err
+	}
+	progress("taking the checksum", 0.95)
+	var err error
+	if img.Digest, err = DigestDisk(ctx, disk); err != nil {
+		return Image{}, err
+	}
+	if img.Bytes, err = physicalBytes(disk); err != nil {
+		return Image{}, err
+	}
+	img.CreatedAt = s.cfg.Now().UTC()
+	if err := s.publishImage(img, whole); err != nil {
+		return Image{}, err
+	}
+	return img, nil
+}
+
+// buildDisk fills tree from src, turns it into the disk and removes it.
+func (s *Store) buildDisk(ctx context.Context, src source, tree, disk string, mib int, progress Progress) error {
+	if err := os.Mkdir(tree, 0o755); err != nil {
+		return classify(err)
+	}
+	if err := src.fill(ctx, tree, span(progress, 0, 0.85)); err != nil {
+		return err
+	}
+	if err := cleanTree(tree); err != nil {
+		return err
+	}
+	progress("writing the disk", 0.85)
+	if err := makeDisk(ctx, tree, disk, mib); err != nil {
+		return fmt.Errorf("write disk: %w", err)
+	}
+	if err := os.Chmod(disk, 0o444); err != nil {
+		return fmt.Errorf("write disk: %w", err)
+	}
+	if err := syncPath(disk); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(tree); err != nil {
+		return fmt.Errorf("remove build tree: %w", err)
+	}
+	return nil
+}
+
+// publishImage makes the finished directory at whole image img. From the rename
+// on it exists; the mark sees to its name if we die before it has it.
+func (s *Store) publishImage(img Image, whole string) error {
+	data, err := encodeImage(img)
+	if err != nil {
+		return err
+	}
+	if err := writeFile(filepath.Join(whole, manifestFile), data, 0o444); err != nil {
+		return err
+	}
+	if err := writeFile(filepath.Join(whole, unnamedFile), nil, 0o444); err != nil {
+		return err
+	}
+	if err := syncPath(whole); err != nil {
+		return err
+	}
+	final := s.imageDir(img.ID)
+	if err := publish(whole, final); err != nil {
+		return errors.Join(err, s.discard(img.ID))
+	}
+	if err := s.giveName(img); err != nil {
+		return errors.Join(err, s.discard(img.ID))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.images[img.ID] = img
+	return nil
+}
+
+func checkFree(dir string) error {
+	var st syscall.Statfs_t
+	if err := syscall.Statfs(dir, &st); err != nil {
+		return fmt.Errorf("measure free space: %w", err)
+	}
+	free := int64(st.Bavail) * st.Bsize
+	if free < minFreeBytes {
+		return errdefs.WithHint(errdefs.New(errdefs.ErrResourceExhausted, "%d MiB are free for images, a build needs %d", free>>20, minFreeBytes>>20),
+			"free disk space, or choose another --data-dir")
+	}
+	return nil
+}
+
+// span is progress of a part that takes the shares from to to of the whole.
+func span(progress Progress, from, to float64) Progress {
+	return func(step string, fraction float64) {
+		progress(strings.TrimSpace(step), from+fraction*(to-from))
+	}
+}
