@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
@@ -52,8 +53,17 @@ func (r Report) count(s Status) int {
 	return n
 }
 
-// WriteText renders the report for people.
-func (r Report) WriteText(w io.Writer) error {
+// JSON renders the report for programs.
+func (r Report) JSON() ([]byte, error) {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return nil, fmt.Errorf("encode report: %w", err)
+	}
+	return b, nil
+}
+
+// Text renders the report for people.
+func (r Report) Text(w io.Writer) error {
 	width := 0
 	for _, c := range r.Checks {
 		width = max(width, len(c.Name))
