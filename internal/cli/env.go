@@ -48,10 +48,9 @@ type CleanupOptions struct {
 	Apply   bool // remove; otherwise only list
 }
 
-// DoctorReport is the outcome of the host checks.
+// DoctorReport is the outcome of the host checks. With --json it is marshaled.
 type DoctorReport interface {
-	JSON() ([]byte, error)
-	Text(w io.Writer) error
+	WriteText(w io.Writer) error
 	Failed() bool // a check failed
 }
 

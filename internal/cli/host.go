@@ -35,27 +35,17 @@ func (a *app) doctorCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := a.printReport(report); err != nil {
-				return err
+			if a.json {
+				err = a.printJSON(report)
+			} else {
+				err = report.WriteText(a.env.Stdout)
 			}
-			if report.Failed() {
+			if err == nil && report.Failed() {
 				return exitWith(exitFailed)
 			}
-			return nil
+			return err
 		},
 	}
-}
-
-func (a *app) printReport(report DoctorReport) error {
-	if !a.json {
-		return report.Text(a.env.Stdout)
-	}
-	raw, err := report.JSON()
-	if err != nil {
-		return err
-	}
-	_, err = fmt.Fprintf(a.env.Stdout, "%s\n", strings.TrimRight(string(raw), "\n"))
-	return err
 }
 
 func (a *app) serveCommand() *cobra.Command {

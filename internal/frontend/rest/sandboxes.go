@@ -110,21 +110,8 @@ func forkOf(req api.CreateSandboxes) (sandbox.Fork, error) {
 		return sandbox.Fork{}, unsupported("hugepages", "leave it out")
 	case req.MemoryLimitMiB != nil && *req.MemoryLimitMiB <= 0:
 		return sandbox.Fork{}, errdefs.New(errdefs.ErrInvalid, "memory_limit_mib is %d, want more than 0", *req.MemoryLimitMiB)
-	case req.Name != "" && n != 1:
-		return sandbox.Fork{}, errdefs.New(errdefs.ErrInvalid, "name %.80q is for one sandbox, but n is %d", req.Name, n)
 	}
 	if err := ident.CheckRef(req.SnapshotTag); err != nil {
-		return sandbox.Fork{}, err
-	}
-	if req.Name != "" {
-		if err := ident.CheckTag(req.Name); err != nil {
-			return sandbox.Fork{}, err
-		}
-	}
-	if err := checkLabels(req.Labels); err != nil {
-		return sandbox.Fork{}, err
-	}
-	if err := checkEnv(req.Env); err != nil {
 		return sandbox.Fork{}, err
 	}
 	f := sandbox.Fork{

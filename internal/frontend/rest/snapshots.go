@@ -75,9 +75,6 @@ func createOf(req api.CreateSnapshot) (sandbox.CreateSnapshot, error) {
 			return zero, err
 		}
 	}
-	if err := checkLabels(req.Labels); err != nil {
-		return zero, err
-	}
 	c := sandbox.CreateSnapshot{
 		Tag: req.Tag, Replace: req.Replace, Image: req.Image, From: req.From, Warm: req.Warm, Exec: req.Exec,
 		Labels: req.Labels, ExecTimeout: time.Duration(req.ExecTimeout * float64(time.Second)),

@@ -4,30 +4,13 @@ import (
 	"strings"
 
 	"forkd.dev/forkd/internal/errdefs"
-	"forkd.dev/forkd/internal/ident"
 )
 
-// Limits of maps in requests.
+// Limits of the environment of a program.
 const (
-	maxLabels   = 64
 	maxEnv      = 1024
 	maxEnvBytes = 128 << 10 // of one entry: the kernel's limit of one argument string
 )
-
-func checkLabels(labels map[string]string) error {
-	if len(labels) > maxLabels {
-		return errdefs.New(errdefs.ErrInvalid, "%d labels are more than %d", len(labels), maxLabels)
-	}
-	for k, v := range labels {
-		if err := ident.CheckLabel(k, v); err != nil {
-			return err
-		}
-		if strings.HasPrefix(k, "forkd.") {
-			return errdefs.New(errdefs.ErrInvalid, "label key %.80q: keys that begin with forkd. are forkd's own", k)
-		}
-	}
-	return nil
-}
 
 // checkEnv never names a value: it may be a secret.
 func checkEnv(env map[string]string) error {
