@@ -1,0 +1,311 @@
+package agent
+
+import (
+	"context"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"forkd.dev/forkd/internal/agentwire"
+	"forkd.dev/forkd/internal/errdefs"
+)
+
+const (
+	// watchdogTime is how long user processes stay frozen if no commit follows a prepare.
+	watchdogTime = 30 * time.Second
+	// freezeTime bounds the wait until all user processes are frozen.
+	freezeTime = 10 * time.Second
+)
+
+// capture is the guest's part in a capture: running, prepared (frozen, the
+// watchdog ticks) or committed (frozen until the verdict, however long it takes).
+type capture struct {
+	agent *Agent
+
+	turn sync.Mutex // one prepare or verdict at a time; held while processes freeze and thaw
+
+	mu sync.Mutex
+	// +checklocks:mu
+	frozen bool
+	// +checklocks:mu
+	watchdog *time.Timer // nil once committed
+}
+
+// prepare freezes user processes. On an error nothing is frozen.
+func (c *capture) prepare(ctx context.Context, m agentwire.Prepare) error {
+	c.turn.Lock()
+	defer c.turn.Unlock()
+	c.mu.Lock()
+	if c.frozen {
+		c.mu.Unlock()
+		return errdefs.New(errdefs.ErrConflict, "a capture is already prepared")
+	}
+	c.frozen = true
+	c.mu.Unlock()
+	c.agent.gate.shut()
+	if err := c.freeze(ctx, m); err != nil {
+		c.thaw()
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.watchdog = time.AfterFunc(watchdogTime, c.expire)
+	return nil
+}
+
+func (c *capture) freeze(ctx context.Context, m agentwire.Prepare) error {
+	g := c.agent.groups
+	leaves := []*group{g.execs(), g.runner()}
+	for _, leaf := range leaves {
+		if err := leaf.setFrozen(true); err != nil {
+			return errdefs.New(errdefs.ErrInternal, "freeze user processes: %w", err)
+		}
+	}
+	for _, leaf := range leaves {
+		if err := leaf.awaitFrozen(ctx, freezeTime); err != nil {
+			return errdefs.New(errdefs.ErrTimeout, "freeze user processes: %w", err)
+		}
+	}
+	if m.Sync {
+		return c.syncRoot()
+	}
+	return nil
+}
+
+func (c *capture) syncRoot() error {
+	f, err := os.Open("/")
+	if err != nil {
+		return errdefs.New(errdefs.ErrInternal, "sync root: %w", err)
+	}
+	defer f.Close()
+	if err := unix.Syncfs(int(f.Fd())); err != nil {
+		return errdefs.New(errdefs.ErrInternal, "sync root: %w", err)
+	}
+	return nil
+}
+
+// commit is the last call before the stop: from here on only a verdict thaws.
+func (c *capture) commit() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.frozen || c.watchdog == nil || !c.watchdog.Stop() {
+		return errdefs.New(errdefs.ErrConflict, "no capture is prepared, or its time ran out")
+	}
+	c.watchdog = nil
+	return nil
+}
+
+// expire is the watchdog: nobody committed, so the guest goes on.
+func (c *capture) expire() {
+	c.turn.Lock()
+	defer c.turn.Unlock()
+	c.mu.Lock()
+	live := c.watchdog != nil
+	c.mu.Unlock()
+	if live {
+		c.agent.cfg.Log("no commit followed a prepare: thawing")
+		c.thaw()
+	}
+}
+
+// release thaws: the verdict "source".
+func (c *capture) release() error {
+	c.turn.Lock()
+	defer c.turn.Unlock()
+	return c.thaw()
+}
+
+// thaw lets user processes go on. It may be repeated.
+func (c *capture) thaw() error {
+	c.mu.Lock()
+	if c.watchdog != nil {
+		c.watchdog.Stop()
+		c.watchdog = nil
+	}
+	c.frozen = false
+	c.mu.Unlock()
+	g := c.agent.groups
+	var first error
+	for _, leaf := range []*group{g.runner(), g.execs()} {
+		if err := leaf.setFrozen(false); err != nil && first == nil {
+			first = errdefs.New(errdefs.ErrInternal, "thaw user processes: %w", err)
+		}
+	}
+	c.agent.gate.reopen()
+	return first
+}
+
+// fork is one run of the fork contract.
+type fork struct {
+	agent   *Agent
+	call    *call
+	m       agentwire.Identity
+	receipt agentwire.Receipt
+}
+
+// become makes this machine the sandbox m describes: the verdict "fork". The
+// steps stand in the order of the contract. If one of those that make a fork
+// unique fails, the error goes to the host and user processes stay frozen.
+func (c *capture) become(ctx context.Context, from *call, m agentwire.Identity) (*agentwire.Receipt, error) {
+	begin := time.Now()
+	c.turn.Lock()
+	defer c.turn.Unlock()
+	a := c.agent
+	if err := checkIdentity(m, a.identity.generationNow()); err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	wasFrozen := c.frozen
+	if c.watchdog != nil {
+		c.watchdog.Stop()
+		c.watchdog = nil
+	}
+	c.mu.Unlock()
+	f := &fork{agent: a, call: from, m: m, receipt: agentwire.Receipt{Generation: m.Generation}}
+	clocked, err := f.makeUnique(ctx)
+	if err != nil {
+		return nil, err
+	}
+	changes := f.giveEnv()
+	if err := f.must("generation_file", "", a.identity.setGeneration(m.Generation)); err != nil {
+		return nil, err
+	}
+	if err := <-clocked; err != nil {
+		return nil, errdefs.New(errdefs.Class(err), "wall_clock: %w", err)
+	}
+	f.reseedRunner(ctx, changes, wasFrozen)
+	f.runHooks(ctx)
+	if err := f.must("thaw", "", c.thaw()); err != nil {
+		return nil, err
+	}
+	switch {
+	case !wasFrozen:
+		f.note("user processes were not frozen at the fork")
+	case a.groups.dir == "":
+		f.note("user processes could not be frozen: there is no cgroup freezer")
+	}
+	f.receipt.Duration = time.Since(begin)
+	return &f.receipt, nil
+}
+
+func (f *fork) step(name, status, detail string) {
+	f.receipt.Steps = append(f.receipt.Steps, agentwire.ReceiptStep{Name: name, Status: status, Detail: detail})
+}
+
+func (f *fork) note(text string) { f.receipt.NotCovered = append(f.receipt.NotCovered, text) }
+
+// must records a step that a fork cannot do without.
+func (f *fork) must(name, detail string, err error) error {
+	if err != nil {
+		return errdefs.New(errdefs.Class(err), "%s: %w", name, err)
+	}
+	f.step(name, "done", detail)
+	return nil
+}
+
+// can records a step that may fail.
+func (f *fork) can(name, detail string, err error) {
+	if err != nil {
+		f.step(name, "failed", err.Error())
+		return
+	}
+	f.step(name, "done", detail)
+}
+
+// system records a step that acts on the kernel, which may not be ours.
+func (f *fork) system(name string, err error) error {
+	if err == nil && !f.agent.cfg.System {
+		f.step(name, "absent", "the agent does not control this kernel")
+		return nil
+	}
+	return f.must(name, "", err)
+}
+
+// makeUnique does the steps that must not fail up to the token. The clock rounds
+// with the host go on meanwhile; the channel gets their outcome.
+func (f *fork) makeUnique(ctx context.Context) (<-chan error, error) {
+	id := f.agent.identity
+	if err := f.system("kernel_csprng", id.seed(f.m.Entropy)); err != nil {
+		return nil, err
+	}
+	if err := f.system("wall_clock", id.setClock(f.m.HostTime)); err != nil {
+		return nil, err
+	}
+	clocked := make(chan error, 1)
+	f.sayClock()
+	f.agent.calls.Add(1)
+	go func() {
+		defer f.agent.calls.Done()
+		clocked <- f.clockRounds(ctx)
+	}()
+	if err := f.must("hostname", f.m.Hostname, id.setHostname(f.m.Hostname)); err != nil {
+		return nil, err
+	}
+	if err := f.must("machine_id", "", id.setMachineID(f.m.MachineID)); err != nil {
+		return nil, err
+	}
+	f.can("boot_id", "as programs see it; the kernel's own cannot change", writeInPlace(f.agent.path(bootIDFile), f.m.BootID+"\n", 0o444))
+	f.sshKeys(ctx)
+	if err := f.must("token", "", id.setToken(f.m.Token)); err != nil {
+		return nil, err
+	}
+	return clocked, nil
+}
+
+// clockLimit bounds the whole of the clock rounds: a host that vanished must not
+// keep a verdict open for ever.
+const clockLimit = 30 * time.Second
+
+// sayClock tells the host our wall time.
+func (f *fork) sayClock() {
+	now := agentwire.Clock{Wall: f.agent.identity.now()}
+	f.call.session.link.PostCoded(agentwire.FrameNote, f.call.id, agentwire.NoteClocked, now.Append(nil))
+}
+
+// clockRounds takes the host's corrections until it says that the clock is right.
+func (f *fork) clockRounds(ctx context.Context) error {
+	limit := time.NewTimer(clockLimit)
+	defer limit.Stop()
+	for {
+		select {
+		case n := <-f.call.notes:
+			switch n.code {
+			case agentwire.NoteClockOK:
+				return nil
+			case agentwire.NoteClock:
+				var m agentwire.Clock
+				if err := m.Decode(n.body); err != nil {
+					return errdefs.As(errdefs.ErrInvalid, err)
+				}
+				if err := f.agent.identity.setClock(m.Wall); err != nil {
+					return err
+				}
+				f.sayClock()
+			}
+		case <-f.call.session.link.Done():
+			return errdefs.New(errdefs.ErrUnavailable, "the host went away")
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-limit.C:
+			return errdefs.New(errdefs.ErrTimeout, "the host did not confirm the clock")
+		}
+	}
+}
+
+// giveEnv records the environment and returns what changes in a running interpreter.
+func (f *fork) giveEnv() []string {
+	changes := f.agent.identity.setEnv(f.m)
+	status := "done"
+	if len(f.m.Env)+len(f.m.Secrets) == 0 {
+		status = "absent"
+	}
+	names := make([]string, 0, len(f.m.Env))
+	for k := range f.m.Env {
+		names = append(names, k)
+	}
+	f.step("env", status, strings.Join(names, " "))
+	return changes
+}

@@ -1,0 +1,204 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"forkd.dev/forkd/internal/errdefs"
+)
+
+// groups is the tree of cgroups that user processes run in:
+//
+//	user/runner     the warm runner: thawed first in a fork, to be reseeded
+//	user/hooks      hooks of a fork, which run while the rest is still frozen
+//	user/exec/N     one per exec, so that it can be killed as a whole
+//
+// Leaves are frozen one by one, because a frozen parent holds all below it.
+type groups struct {
+	dir string // of "user"; "" without cgroups
+
+	mu sync.Mutex
+	// +checklocks:mu
+	count int
+	// +checklocks:mu
+	left []*group // exec groups that still held background processes
+}
+
+// group is one cgroup.
+type group struct{ dir string }
+
+// newGroups makes the tree under dir. Without it, or if it cannot be made, user
+// processes run ungrouped: they are killed by process group and never frozen.
+func newGroups(dir string, log func(string)) *groups {
+	g := &groups{}
+	if dir == "" {
+		return g
+	}
+	user := filepath.Join(dir, "user")
+	enable(dir)
+	for _, d := range []string{user, filepath.Join(user, "runner"), filepath.Join(user, "hooks"), filepath.Join(user, "exec")} {
+		if err := os.Mkdir(d, 0o755); err != nil && !os.IsExist(err) {
+			log("no cgroups for user processes: " + err.Error())
+			return g
+		}
+		if d == user {
+			enable(user)
+		}
+	}
+	enable(filepath.Join(user, "exec"))
+	g.dir = user
+	return g
+}
+
+// enable passes the controllers that exist on to the children of dir, one by one
+// because a missing one would spoil the whole write.
+func enable(dir string) {
+	for _, c := range []string{"+memory", "+pids", "+cpu"} {
+		os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte(c), 0)
+	}
+}
+
+func (g *groups) runner() *group { return g.sub("runner") }
+func (g *groups) hooks() *group  { return g.sub("hooks") }
+func (g *groups) execs() *group  { return g.sub("exec") }
+func (g *groups) all() *group    { return g.sub("") }
+
+func (g *groups) sub(name string) *group {
+	if g.dir == "" {
+		return nil
+	}
+	return &group{dir: filepath.Join(g.dir, name)}
+}
+
+// newExec makes a group for one exec. It removes those of earlier ones whose
+// background processes have ended meanwhile.
+func (g *groups) newExec() (*group, error) {
+	if g.dir == "" {
+		return nil, nil
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var still []*group
+	for _, old := range g.left {
+		if syscall.Rmdir(old.dir) != nil {
+			still = append(still, old)
+		}
+	}
+	g.left = still
+	g.count++
+	n := &group{dir: filepath.Join(g.dir, "exec", strconv.Itoa(g.count))}
+	if err := os.Mkdir(n.dir, 0o755); err != nil {
+		return nil, errdefs.New(errdefs.ErrResourceExhausted, "make cgroup for exec: %w", err)
+	}
+	return n, nil
+}
+
+// release gives an exec's group back. One that still has processes stays.
+func (g *groups) release(n *group) {
+	if n == nil || syscall.Rmdir(n.dir) == nil {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.left = append(g.left, n)
+}
+
+func (n *group) open() (*os.File, error) { return os.Open(n.dir) }
+
+func (n *group) write(file, value string) error {
+	if err := os.WriteFile(filepath.Join(n.dir, file), []byte(value), 0); err != nil {
+		return fmt.Errorf("write cgroup: %w", err)
+	}
+	return nil
+}
+
+// kill ends every process of the group, also frozen ones.
+func (n *group) kill() {
+	if n == nil || n.write("cgroup.kill", "1") == nil {
+		return
+	}
+	b, _ := os.ReadFile(filepath.Join(n.dir, "cgroup.procs"))
+	for _, f := range bytes.Fields(b) {
+		if pid, err := strconv.Atoi(string(f)); err == nil {
+			syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
+}
+
+// oomKills counts processes that the kernel killed in the group for want of memory.
+func (n *group) oomKills() int {
+	if n == nil {
+		return 0
+	}
+	return n.event("memory.events", "oom_kill")
+}
+
+func (n *group) event(file, key string) int {
+	b, _ := os.ReadFile(filepath.Join(n.dir, file))
+	for line := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(strings.TrimSpace(line), key+" "); ok {
+			i, _ := strconv.Atoi(v)
+			return i
+		}
+	}
+	return 0
+}
+
+// setFrozen freezes or thaws the group.
+func (n *group) setFrozen(on bool) error {
+	if n == nil {
+		return nil
+	}
+	if on {
+		return n.write("cgroup.freeze", "1")
+	}
+	return n.write("cgroup.freeze", "0")
+}
+
+// awaitFrozen waits until every process of the group is frozen.
+func (n *group) awaitFrozen(ctx context.Context, limit time.Duration) error {
+	if n == nil {
+		return nil
+	}
+	return n.awaitEvent(ctx, limit, "frozen", 1)
+}
+
+// awaitEvent waits until key in cgroup.events has the value want. The kernel
+// wakes a poll for priority data on that file whenever it changes.
+func (n *group) awaitEvent(ctx context.Context, limit time.Duration, key string, want int) error {
+	f, err := os.Open(filepath.Join(n.dir, "cgroup.events"))
+	if err != nil {
+		return fmt.Errorf("watch cgroup: %w", err)
+	}
+	defer f.Close()
+	end := time.Now().Add(limit)
+	for {
+		// Reading through this descriptor arms its next event.
+		var buf [256]byte
+		k, err := unix.Pread(int(f.Fd()), buf[:], 0)
+		if err != nil {
+			return fmt.Errorf("watch cgroup: %w", err)
+		}
+		if strings.Contains("\n"+string(buf[:k]), "\n"+key+" "+strconv.Itoa(want)+"\n") {
+			return nil
+		}
+		left := time.Until(end)
+		if left <= 0 || ctx.Err() != nil {
+			return errdefs.New(errdefs.ErrTimeout, "processes of %s did not reach %s %d in %s", filepath.Base(n.dir), key, want, limit)
+		}
+		fds := []unix.PollFd{{Fd: int32(f.Fd()), Events: unix.POLLPRI}}
+		if _, err := unix.Poll(fds, int(left.Milliseconds())+1); err != nil && err != unix.EINTR {
+			return fmt.Errorf("watch cgroup: %w", err)
+		}
+	}
+}

@@ -1,0 +1,102 @@
+package agent
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// gate is shut while user processes are frozen: nothing new starts, and the time
+// does not count against anybody's timeout.
+type gate struct {
+	mu sync.Mutex
+	// +checklocks:mu
+	open chan struct{} // closed while the gate is open
+	// +checklocks:mu
+	since time.Time // of the freeze; zero while open
+	// +checklocks:mu
+	total time.Duration // frozen before
+}
+
+func (g *gate) init() {
+	g.open = make(chan struct{})
+	close(g.open)
+}
+
+func (g *gate) shut() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.since.IsZero() {
+		g.since = time.Now()
+		g.open = make(chan struct{})
+	}
+}
+
+func (g *gate) reopen() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.since.IsZero() {
+		g.total += time.Since(g.since)
+		g.since = time.Time{}
+		close(g.open)
+	}
+}
+
+// opened returns a channel that is closed once the gate is open, and the time
+// it was shut before.
+func (g *gate) opened() (chan struct{}, time.Duration) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.open, g.total
+}
+
+// pass waits until the gate is open.
+func (g *gate) pass(ctx context.Context) error {
+	open, _ := g.opened()
+	select {
+	case <-open:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// waitEnd is why await returned.
+type waitEnd int
+
+const (
+	waitDone waitEnd = iota
+	waitTimeout
+	waitCanceled
+)
+
+// await waits for done, at most timeout of time in which the gate is open.
+func (g *gate) await(ctx context.Context, done <-chan struct{}, timeout time.Duration) waitEnd {
+	_, frozen := g.opened()
+	begin := time.Now()
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	for {
+		select {
+		case <-done:
+			return waitDone
+		case <-ctx.Done():
+			return waitCanceled
+		case <-timer.C:
+		}
+		open, _ := g.opened()
+		select {
+		case <-open:
+		case <-done:
+			return waitDone
+		case <-ctx.Done():
+			return waitCanceled
+		}
+		_, total := g.opened()
+		left := timeout - (time.Since(begin) - (total - frozen))
+		if left <= 0 {
+			return waitTimeout
+		}
+		timer.Reset(left)
+	}
+}

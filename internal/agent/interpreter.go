@@ -1,0 +1,271 @@
+package agent
+
+import (
+	"bufio"
+	_ "embed"
+	"encoding/binary"
+	"errors"
+	"io"
+	"os"
+	"strconv"
+	"syscall"
+
+	"forkd.dev/forkd/internal/agentwire"
+	"forkd.dev/forkd/internal/errdefs"
+)
+
+//go:embed runner.py
+var runnerSource string
+
+// bootCode runs the runner as a module of its own, so that __main__ stays the user's.
+const bootCode = `import sys
+m = sys.modules["_forkd_runner"] = type(sys)("_forkd_runner")
+exec(compile(sys.argv.pop(), "<forkd>", "exec"), m.__dict__)
+m.main()`
+
+// maxAnswer bounds what an interpreter may answer: a result and a traceback.
+const maxAnswer = agentwire.MaxOutputLimit + 4<<20
+
+// interpreter is one live python process and its pipes.
+type interpreter struct {
+	proc           *process
+	group          *group
+	requests       *os.File
+	answers        chan []string // of fields; closed when no more can come
+	reading        chan struct{}
+	answerFile     *os.File
+	stdout, stderr *sink
+	pumps          []*pump
+	count          int
+	numpy          string
+	version        string
+}
+
+// startInterpreter starts python with its environment.
+func (a *Agent) startInterpreter() (*interpreter, error) {
+	who, err := lookupUser("")
+	if err != nil {
+		return nil, err
+	}
+	env := a.identity.environ(who)
+	python, err := lookPath("python3", "/", env["PATH"])
+	if err != nil {
+		return nil, errdefs.WithHint(errdefs.New(errdefs.ErrUnsupported, "the image has no python3"), "build an image with the package python3")
+	}
+	dir := who.home
+	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
+		dir = "/"
+	}
+	ours, theirs, err := pipes(4)
+	if err != nil {
+		return nil, errdefs.New(errdefs.ErrResourceExhausted, "start python runner: %w", err)
+	}
+	ip := &interpreter{
+		group: a.groups.runner(), requests: ours[0], answerFile: ours[1],
+		answers: make(chan []string), reading: make(chan struct{}),
+		stdout: &sink{budget: &a.budget, limit: betweenLimit}, stderr: &sink{budget: &a.budget, limit: betweenLimit},
+	}
+	ip.proc, err = a.procs.start(startSpec{
+		path: python, argv: []string{"python3", "-X", "utf8", "-c", bootCode, runnerSource},
+		env: flatten(env), dir: dir, group: ip.group,
+		files: []*os.File{nil, theirs[2], theirs[3], theirs[0], theirs[1]},
+	})
+	for _, f := range theirs {
+		f.Close()
+	}
+	for i, s := range []*sink{ip.stdout, ip.stderr} {
+		p, perr := newPump(ours[2+i], s)
+		err = errors.Join(err, perr)
+		if perr == nil {
+			ip.pumps = append(ip.pumps, p)
+		}
+	}
+	go ip.read()
+	if err != nil {
+		ip.close()
+		return nil, err
+	}
+	return ip, nil
+}
+
+// betweenLimit bounds output that background threads make between two evals; the
+// next eval gets it.
+const betweenLimit = 64 << 10
+
+// pipes makes n pipes. The first carries bytes from us to the child, the others back.
+func pipes(n int) (ours, theirs []*os.File, err error) {
+	for i := range n {
+		r, w, err := os.Pipe()
+		if err != nil {
+			for _, f := range append(ours, theirs...) {
+				f.Close()
+			}
+			return nil, nil, err
+		}
+		if i == 0 {
+			r, w = w, r
+		}
+		ours, theirs = append(ours, r), append(theirs, w)
+	}
+	return ours, theirs, nil
+}
+
+// read passes answers on until the pipe ends or holds something else.
+func (ip *interpreter) read() {
+	defer close(ip.reading)
+	defer close(ip.answers)
+	r := bufio.NewReaderSize(ip.answerFile, 4<<10)
+	for {
+		var size [4]byte
+		if _, err := io.ReadFull(r, size[:]); err != nil {
+			return
+		}
+		n := binary.LittleEndian.Uint32(size[:])
+		if n > maxAnswer {
+			return
+		}
+		body, err := readBody(r, int(n))
+		if err != nil {
+			return
+		}
+		fields, ok := splitFields(body)
+		if !ok {
+			return
+		}
+		select {
+		case ip.answers <- fields:
+		case <-ip.proc.done:
+			return
+		}
+	}
+}
+
+// readBody reads n bytes, taking memory only for what has come.
+func readBody(r io.Reader, n int) ([]byte, error) {
+	body := make([]byte, 0, min(n, 64<<10))
+	for len(body) < n {
+		if len(body) == cap(body) {
+			grown := make([]byte, len(body), min(n, 2*cap(body)))
+			copy(grown, body)
+			body = grown
+		}
+		k, err := r.Read(body[len(body):min(n, cap(body))])
+		body = body[:len(body)+k]
+		if err != nil {
+			return nil, err
+		}
+	}
+	return body, nil
+}
+
+// splitFields takes a body of length-prefixed fields apart.
+func splitFields(b []byte) ([]string, bool) {
+	var fields []string
+	for len(b) > 0 {
+		if len(b) < 4 {
+			return nil, false
+		}
+		n := binary.LittleEndian.Uint32(b)
+		if uint64(n) > uint64(len(b)-4) || len(fields) >= 64 {
+			return nil, false
+		}
+		fields = append(fields, string(b[4:4+n]))
+		b = b[4+n:]
+	}
+	return fields, true
+}
+
+func joinFields(fields []string) []byte {
+	size := 0
+	for _, f := range fields {
+		size += 4 + len(f)
+	}
+	b := binary.LittleEndian.AppendUint32(make([]byte, 0, 4+size), uint32(size))
+	for _, f := range fields {
+		b = binary.LittleEndian.AppendUint32(b, uint32(len(f)))
+		b = append(b, f...)
+	}
+	return b
+}
+
+// question is a request under way.
+type question struct {
+	ip   *interpreter
+	id   string
+	sent chan struct{}
+}
+
+// ask sends a request; its answer is taken with wait. One at a time.
+func (ip *interpreter) ask(op string, fields ...string) *question {
+	ip.count++
+	q := &question{ip: ip, id: strconv.Itoa(ip.count), sent: make(chan struct{})}
+	body := joinFields(append([]string{op, q.id}, fields...))
+	go func() {
+		defer close(q.sent)
+		ip.requests.Write(body) // a runner that ended is noticed by its exit
+	}()
+	return q
+}
+
+// take returns the next answer's fields, if it is the one to this question: an
+// answer to an earlier one came from a copy of the runner or from user code.
+func (q *question) take(fields []string) ([]string, bool) {
+	if len(fields) < 2 || fields[0] != q.id {
+		return nil, false
+	}
+	return fields[1:], true
+}
+
+func (ip *interpreter) alive() bool {
+	select {
+	case <-ip.proc.done:
+		return false
+	default:
+		return true
+	}
+}
+
+func (ip *interpreter) interrupt() { syscall.Kill(ip.proc.pid, syscall.SIGINT) }
+
+// kill ends the runner and all that it started.
+func (ip *interpreter) kill() {
+	if ip.proc == nil {
+		return
+	}
+	ip.group.kill()
+	ip.proc.kill(syscall.SIGKILL)
+	<-ip.proc.done
+}
+
+// flush sees to it that all output written so far is in the sinks.
+func (ip *interpreter) flush() {
+	for _, p := range ip.pumps {
+		p.flush()
+	}
+}
+
+// close ends the interpreter and frees what it holds.
+func (ip *interpreter) close() {
+	ip.kill()
+	ip.requests.Close()
+	ip.answerFile.Close()
+	<-ip.reading
+	for _, p := range ip.pumps {
+		p.close()
+	}
+	for _, s := range []*sink{ip.stdout, ip.stderr} {
+		_, _, held := s.take()
+		s.budget.give(held)
+	}
+}
+
+// howEnded says in words how the process ended.
+func howEnded(p *process, oom bool) string {
+	switch {
+	case oom:
+		return "killed: out of memory"
+	case p.status.Signaled():
+		return "killed by signal " + strconv.Itoa(int(p.status.Signal())) + " (" + p.status.Signal().String() + ")"
+	}
+	return "exit code " + strconv.Itoa(p.status.ExitStatus())
+}

@@ -1,0 +1,466 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"forkd.dev/forkd/internal/agentwire"
+	"forkd.dev/forkd/internal/errdefs"
+)
+
+const (
+	languagePython = "python"
+	// graceTime is how long an interrupted eval may take to end.
+	graceTime = 2 * time.Second
+	// startTime bounds the start of an interpreter, slow in an emulated guest.
+	startTime = 2 * time.Minute
+	// warmTime is the default limit of warm code.
+	warmTime = 10 * time.Minute
+	// reseedTime bounds the reseeding of an idle runner.
+	reseedTime = 20 * time.Second
+)
+
+// runner keeps one warm python interpreter. It starts at the first use and again
+// after its end, with the warm code run anew.
+type runner struct {
+	agent *Agent
+	turn  chan struct{} // holds a token while the interpreter is used
+
+	mu sync.Mutex
+	// +checklocks:mu
+	live *interpreter
+	// +checklocks:mu
+	busy bool // an eval is running
+	// +checklocks:mu
+	python, numpy string
+	// +checklocks:mu
+	pending []string // a reseed request that a running eval delayed
+
+	warm []string // code that ran at warm starts; belongs to who has the turn
+}
+
+func newRunner(a *Agent) *runner { return &runner{agent: a, turn: make(chan struct{}, 1)} }
+
+func (r *runner) lock(ctx context.Context) error {
+	select {
+	case r.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (r *runner) unlock() { <-r.turn }
+
+// set publishes the live interpreter and what is known about it.
+func (r *runner) set(ip *interpreter, busy bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.live, r.busy = ip, busy
+	r.python, r.numpy = "", ""
+	if ip != nil {
+		r.python, r.numpy = ip.version, ip.numpy
+	}
+}
+
+// ready returns the live interpreter, started if needed. restarted says that an
+// earlier one had ended by itself. Precondition: the caller has the turn.
+func (r *runner) ready(ctx context.Context) (ip *interpreter, restarted bool, err error) {
+	if ip = r.live; ip != nil {
+		if ip.alive() {
+			return ip, false, r.catchUp(ctx, ip)
+		}
+		restarted = true
+		r.drop()
+	}
+	ip, err = r.agent.startInterpreter()
+	if err != nil {
+		return nil, restarted, err
+	}
+	r.set(ip, false)
+	fields, end := r.question(ctx, ip.ask("info"), startTime)
+	if end != evalAnswered || len(fields) < 2 || fields[0] != "ok" {
+		ip.flush()
+		text, _, held := ip.stderr.take()
+		r.agent.budget.give(held)
+		r.drop()
+		if ctx.Err() != nil {
+			return nil, restarted, ctx.Err()
+		}
+		return nil, restarted, errdefs.New(errdefs.ErrUnavailable, "python runner did not start: %s", lastLine(text))
+	}
+	ip.version = fields[1]
+	for i, code := range r.warm {
+		res, _ := r.evaluate(ctx, ip, code, warmTime, betweenLimit)
+		if res.Error != "" {
+			r.drop()
+			return nil, restarted, errdefs.New(errdefs.ErrUnavailable, "python runner restarted, but its warm code %d failed: %s", i+1, res.Error)
+		}
+	}
+	r.takePending() // it started after the fork
+	r.set(ip, false)
+	return ip, restarted, nil
+}
+
+func lastLine(text []byte) string {
+	text = bytes.TrimSpace(text)
+	if i := bytes.LastIndexByte(text, '\n'); i >= 0 {
+		text = text[i+1:]
+	}
+	if len(text) == 0 {
+		return "it ended without a word"
+	}
+	return string(text[:min(len(text), 500)])
+}
+
+// drop ends the interpreter. Precondition: the caller has the turn.
+func (r *runner) drop() {
+	ip := r.live
+	if ip == nil {
+		return
+	}
+	r.set(nil, false)
+	ip.close()
+}
+
+func (r *runner) close() {
+	r.turn <- struct{}{}
+	defer r.unlock()
+	r.drop()
+}
+
+// eval evaluates code; evals wait for each other.
+func (r *runner) eval(ctx context.Context, m agentwire.EvalRequest) (answer, error) {
+	timeout, limit, err := checkBounds(m.Timeout, m.OutputLimit)
+	if err != nil {
+		return answer{}, err
+	}
+	if err := r.lock(ctx); err != nil {
+		return answer{}, err
+	}
+	defer r.unlock()
+	if err := r.agent.gate.pass(ctx); err != nil {
+		return answer{}, err
+	}
+	ip, restarted, err := r.ready(ctx)
+	if err != nil {
+		return answer{}, err
+	}
+	res, held := r.evaluate(ctx, ip, m.Code, timeout, limit)
+	res.RunnerRestarted = res.RunnerRestarted || restarted
+	release := func() { r.agent.budget.give(held) }
+	if ctx.Err() != nil {
+		release()
+		return answer{}, errdefs.New(errdefs.ErrCanceled, "eval: canceled")
+	}
+	return answer{body: res.Append(nil), after: release}, nil
+}
+
+// warmStart starts the interpreter and runs warm code in it, which runs again
+// whenever the interpreter has to be restarted.
+func (r *runner) warmStart(ctx context.Context, m agentwire.WarmStart) (answer, error) {
+	timeout := m.Timeout
+	if timeout == 0 {
+		timeout = warmTime
+	}
+	if _, _, err := checkBounds(timeout, 0); err != nil {
+		return answer{}, err
+	}
+	if err := r.lock(ctx); err != nil {
+		return answer{}, err
+	}
+	defer r.unlock()
+	if err := r.agent.gate.pass(ctx); err != nil {
+		return answer{}, err
+	}
+	ip, _, err := r.ready(ctx)
+	if err != nil {
+		return answer{}, err
+	}
+	res, held := r.evaluate(ctx, ip, m.Code, timeout, agentwire.DefaultOutputLimit)
+	if res.Error == "" {
+		if m.Code != "" {
+			r.warm = append(r.warm, m.Code)
+		}
+		if _, end := r.question(ctx, ip.ask("settle"), startTime); end != evalAnswered {
+			r.drop()
+		}
+	}
+	return answer{body: res.Append(nil), after: func() { r.agent.budget.give(held) }}, ctx.Err()
+}
+
+// interrupt raises KeyboardInterrupt in a running eval, if there is one.
+func (r *runner) interrupt() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.live != nil && r.busy {
+		r.live.interrupt()
+	}
+	return nil
+}
+
+// evalEnd is how the wait for an answer ended.
+type evalEnd int
+
+const (
+	evalAnswered evalEnd = iota
+	evalDied
+	evalTimeout
+	evalCanceled
+)
+
+// question waits for the answer to q.
+func (r *runner) question(ctx context.Context, q *question, timeout time.Duration) ([]string, evalEnd) {
+	var got []string
+	answered := make(chan struct{})
+	stop := make(chan struct{})
+	died := false
+	go func() {
+		defer close(answered)
+		for {
+			select {
+			case fields, ok := <-q.ip.answers:
+				if !ok {
+					died = true
+					return
+				}
+				if rest, mine := q.take(fields); mine {
+					got = rest
+					return
+				}
+			case <-q.ip.proc.done:
+				died = true
+				return
+			case <-stop:
+				return
+			}
+		}
+	}()
+	end := r.agent.gate.await(ctx, answered, timeout)
+	close(stop)
+	<-answered
+	switch {
+	case got != nil:
+		<-q.sent
+		return got, evalAnswered
+	case died:
+		return nil, evalDied
+	case end == waitTimeout:
+		return nil, evalTimeout
+	}
+	return nil, evalCanceled
+}
+
+// evaluate runs code in ip. It returns the result and the bytes of the budget
+// that the result holds. Precondition: the caller has the turn.
+func (r *runner) evaluate(ctx context.Context, ip *interpreter, code string, timeout time.Duration, limit int) (agentwire.EvalResult, int) {
+	begin := time.Now()
+	oom := ip.group.oomKills()
+	ip.stdout.setLimit(limit)
+	ip.stderr.setLimit(limit)
+	r.set(ip, true)
+	q := ip.ask("eval", strconv.Itoa(limit), code)
+	fields, end := r.question(ctx, q, timeout)
+	var res agentwire.EvalResult
+	if end == evalTimeout || end == evalCanceled {
+		res.TimedOut = end == evalTimeout
+		ip.interrupt()
+		fields, end = r.question(context.Background(), q, graceTime)
+	}
+	if end == evalAnswered {
+		end = r.takeResult(&res, ip, fields)
+	}
+	if res.TimedOut {
+		res.HasResult, res.Result = false, ""
+		res.Error = "TimeoutError: the code did not end within " + timeout.String()
+	}
+	if end != evalAnswered {
+		res.RunnerRestarted = true
+		r.describeEnd(&res, ip, end, oom)
+	}
+	ip.flush()
+	var heldOut, heldErr int
+	res.Stdout, res.StdoutTruncated, heldOut = ip.stdout.take()
+	res.Stderr, res.StderrTruncated, heldErr = ip.stderr.take()
+	ip.stdout.setLimit(betweenLimit)
+	ip.stderr.setLimit(betweenLimit)
+	res.Duration = time.Since(begin)
+	if end != evalAnswered {
+		r.drop()
+	} else {
+		r.set(ip, false)
+	}
+	return res, heldOut + heldErr
+}
+
+// describeEnd says how the interpreter ended, or ends it.
+func (r *runner) describeEnd(res *agentwire.EvalResult, ip *interpreter, end evalEnd, oom int) {
+	if end == evalDied && !ip.alive() {
+		res.Error = "RunnerDied: the python runner ended: " + howEnded(ip.proc, ip.group.oomKills() > oom)
+		return
+	}
+	ip.kill()
+	switch {
+	case res.TimedOut:
+		res.Error += " and ignored the interrupt; the runner was killed"
+	case end == evalDied:
+		res.Error = "RunnerDied: the python runner broke its protocol and was killed"
+	default:
+		res.Error = "RunnerDied: the code ignored the interrupt; the runner was killed"
+	}
+}
+
+// takeResult fills res from the runner's answer, which user code may have forged.
+func (r *runner) takeResult(res *agentwire.EvalResult, ip *interpreter, f []string) evalEnd {
+	if len(f) == 2 && f[0] == "error" {
+		res.Error = f[1]
+		return evalAnswered
+	}
+	if len(f) != 7 || f[0] != "ok" {
+		return evalDied
+	}
+	res.HasResult, res.Result, res.ResultTruncated = f[1] == "1", f[2], f[3] == "1"
+	res.Error, res.Traceback = f[4], f[5]
+	ip.numpy = f[6]
+	return evalAnswered
+}
+
+func (r *runner) takePending() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := r.pending
+	r.pending = nil
+	return p
+}
+
+// catchUp applies a reseed that came while an eval was running.
+func (r *runner) catchUp(ctx context.Context, ip *interpreter) error {
+	request := r.takePending()
+	if request == nil {
+		return nil
+	}
+	fields, end := r.question(ctx, ip.ask("reseed", request...), reseedTime)
+	if end != evalAnswered || fields[0] != "ok" {
+		r.drop()
+		return errdefs.WithHint(errdefs.New(errdefs.ErrUnavailable, "python runner could not be reseeded and was ended"), "repeat the call: a new runner starts")
+	}
+	return nil
+}
+
+// describe fills in what a ping tells about the runner, without asking it.
+func (r *runner) describe(_ context.Context, p *agentwire.Pong) {
+	r.mu.Lock()
+	ip := r.live
+	p.PythonVersion, p.NumpyVersion = r.python, r.numpy
+	r.mu.Unlock()
+	if ip == nil || !ip.alive() {
+		p.PythonVersion, p.NumpyVersion = "", ""
+		return
+	}
+	p.WarmupReady, p.Runners = true, []string{languagePython}
+	p.Threads, p.Children = ip.extras()
+}
+
+// extras counts threads beside the first and processes that the runner started.
+func (ip *interpreter) extras() (threads, children int) {
+	pid := strconv.Itoa(ip.proc.pid)
+	tasks, _ := os.ReadDir("/proc/" + pid + "/task")
+	threads = max(len(tasks)-1, 0)
+	if ip.group != nil {
+		b, _ := os.ReadFile(filepath.Join(ip.group.dir, "cgroup.procs"))
+		return threads, max(len(bytes.Fields(b))-1, 0)
+	}
+	for _, t := range tasks {
+		b, _ := os.ReadFile("/proc/" + pid + "/task/" + t.Name() + "/children")
+		children += len(bytes.Fields(b))
+	}
+	return threads, children
+}
+
+// reseedRunner makes the generators of an idle runner unique before anything
+// else of the user runs. One in the middle of an eval is done before the next.
+func (f *fork) reseedRunner(ctx context.Context, env []string, frozen bool) {
+	const name = "runner:" + languagePython
+	r := f.agent.python
+	mode := f.m.Reseed
+	if mode == "" {
+		mode = agentwire.ReseedAll
+	}
+	var seed [64]byte
+	unix.Getrandom(seed[:], 0)
+	for i := range seed { // right even where the kernel's generator is not ours to seed
+		seed[i] ^= f.m.Entropy[i%len(f.m.Entropy)]
+	}
+	request := append([]string{string(mode), string(seed[:])}, env...)
+	select {
+	case r.turn <- struct{}{}:
+		defer r.unlock()
+	default:
+		f.busyRunner(name, request)
+		return
+	}
+	ip := r.live
+	if ip == nil || !ip.alive() {
+		f.step(name, "absent", "")
+		return
+	}
+	if threads, children := ip.extras(); threads+children > 0 {
+		f.note("the python runner has " + strconv.Itoa(threads) + " extra threads and " + strconv.Itoa(children) + " processes, which were not reseeded one by one")
+	}
+	if frozen {
+		if err := ip.group.setFrozen(false); err != nil {
+			f.step(name, "failed", err.Error())
+			return
+		}
+	}
+	fields, end := r.ungated(ctx, ip.ask("reseed", request...))
+	if end != evalAnswered || len(fields) < 2 || fields[0] != "ok" {
+		r.drop()
+		f.step(name, "failed", "it did not reseed and was ended; the next eval starts a new one")
+		return
+	}
+	f.step(name, "done", fields[1])
+}
+
+func (f *fork) busyRunner(name string, request []string) {
+	r := f.agent.python
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.busy {
+		f.step(name, "absent", "it was starting")
+		return
+	}
+	r.pending = request
+	f.step(name, "failed", "an eval is running; its generators are reseeded before the next one")
+	f.note("the python code that was running at the fork goes on with its parent's generators")
+}
+
+// ungated asks while the gate is shut, when question would wait for it to open.
+func (r *runner) ungated(ctx context.Context, q *question) ([]string, evalEnd) {
+	timer := time.NewTimer(reseedTime)
+	defer timer.Stop()
+	for {
+		select {
+		case fields, ok := <-q.ip.answers:
+			if !ok {
+				return nil, evalDied
+			}
+			if rest, mine := q.take(fields); mine {
+				return rest, evalAnswered
+			}
+		case <-q.ip.proc.done:
+			return nil, evalDied
+		case <-timer.C:
+			return nil, evalTimeout
+		case <-ctx.Done():
+			return nil, evalCanceled
+		}
+	}
+}

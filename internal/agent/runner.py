@@ -1,0 +1,259 @@
+"""forkd's Python runner: evaluates code for the agent in one persistent __main__.
+
+Descriptor 3 brings requests, 4 takes answers: u32 length, then fields of u32
+length and bytes. A request is (op, id, ...), an answer (id, status, ...). User
+code owns descriptors 0 to 2 and the module __main__; nothing here is visible in
+it. The agent treats every answer as hostile, so nothing here is a guard.
+"""
+import ast
+import builtins
+import gc
+import linecache
+import os
+import signal
+import struct
+import sys
+import traceback
+
+REQ, ANS = 3, 4
+FILENAME = "<forkd>"
+MAX_SOURCES = 2000
+FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+CO_COROUTINE = 0x80
+
+
+class Runner:
+    def __init__(self):
+        self.pid = os.getpid()
+        self.ns = sys.modules["__main__"].__dict__
+        self.running = False
+        self.count = 0
+        self.loop = None
+
+    def on_interrupt(self, signum, frame):
+        if self.running:
+            self.running = False
+            raise KeyboardInterrupt
+
+    # evaluation
+
+    def compile(self, code):
+        """Returns the code objects to run and whether the last one is a value."""
+        self.count += 1
+        name = "<eval-%d>" % self.count
+        lines = code.splitlines(True)
+        linecache.cache[name] = (len(code), None, lines, name)
+        linecache.cache.pop("<eval-%d>" % (self.count - MAX_SOURCES), None)
+        tree = compile(code, name, "exec", ast.PyCF_ONLY_AST | FLAGS, True)
+        last = None
+        if tree.body and isinstance(tree.body[-1], ast.Expr):
+            last = ast.Expression(tree.body.pop().value)
+        parts = []
+        if tree.body:
+            parts.append(compile(tree, name, "exec", FLAGS, True))
+        if last is not None:
+            parts.append(compile(last, name, "eval", FLAGS, True))
+        return parts, last is not None
+
+    def run(self, part):
+        if not part.co_flags & CO_COROUTINE:
+            return eval(part, self.ns)
+        import asyncio
+        import types
+        if self.loop is None or self.loop.is_closed():
+            self.loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self.loop)
+        make = types.FunctionType(part, self.ns)
+        task = self.loop.create_task(make())
+        try:
+            return self.loop.run_until_complete(task)
+        except BaseException:
+            if not task.done():
+                task.cancel()
+                try:
+                    self.loop.run_until_complete(task)
+                except BaseException:
+                    pass
+            raise
+
+    def evaluate(self, code):
+        """Returns (has value, its repr)."""
+        parts, valued = self.compile(code)
+        value = None
+        for part in parts:
+            value = self.run(part)
+        if not valued or value is None:
+            return False, ""
+        text = repr(value)
+        self.ns["_"] = value
+        return True, text
+
+    def answer_eval(self, ident, limit, code):
+        has, text, error, trace = False, "", "", ""
+        try:
+            self.running = True
+            try:
+                has, text = self.evaluate(code)
+            finally:
+                self.running = False
+        except BaseException as e:
+            self.running = False
+            has, text = False, ""
+            error, trace = describe(e)
+        if os.getpid() != self.pid:  # user code forked and its child came here
+            flush()
+            os._exit(0)
+        flush()
+        data = encode(text)
+        cut = len(data) > limit
+        if cut:
+            data = clip(data, limit)
+        send(ident, b"ok", b"1" if has else b"0", data, b"1" if cut else b"0",
+             clip(encode(error), 64 << 10), clip(encode(trace), 1 << 20), numpy_version())
+
+    # the fork contract
+
+    def reseed(self, ident, mode, seed, env):
+        done = []
+        mods = sys.modules
+        number = int.from_bytes(seed, "little")
+        if mode == b"all":
+            if "random" in mods:
+                mods["random"].seed(number)
+                done.append("random")
+            if "numpy.random" in mods:
+                mods["numpy.random"].seed(
+                    [int.from_bytes(seed[i:i + 4], "little") for i in range(0, len(seed), 4)])
+                done.append("numpy.random")
+            if "torch" in mods and hasattr(mods["torch"], "manual_seed"):
+                mods["torch"].manual_seed(number & (2 ** 63 - 1))
+                done.append("torch")
+        if "tempfile" in mods:
+            mods["tempfile"]._name_sequence = None
+            done.append("tempfile")
+        if "uuid" in mods:
+            mods["uuid"]._node = None
+            mods["uuid"]._last_timestamp = None
+            done.append("uuid")
+        if "_ssl" in mods:
+            mods["_ssl"].RAND_add(seed, float(len(seed)))
+            done.append("ssl")
+        for entry in env:
+            key, sep, value = entry.partition(b"=")
+            if sep:
+                os.environb[key] = value
+            else:
+                os.environb.pop(key, None)
+        send(ident, b"ok", encode(" ".join(done)))
+
+    def settle(self, ident):
+        """Takes what warm code left out of the collector's sight: a later cycle
+        would write to all of it, and a fork would have to copy those pages."""
+        gc.collect()
+        gc.freeze()
+        send(ident, b"ok")
+
+    def info(self, ident):
+        send(ident, b"ok", encode(sys.version.split()[0]))
+
+    def handle(self, fields):
+        op, ident = fields[0], fields[1]
+        try:
+            if op == b"eval":
+                self.answer_eval(ident, int(fields[2]), fields[3].decode("utf-8", "surrogateescape"))
+            elif op == b"reseed":
+                self.reseed(ident, fields[2], fields[3], fields[4:])
+            elif op == b"settle":
+                self.settle(ident)
+            elif op == b"info":
+                self.info(ident)
+        except BaseException as e:
+            if os.getpid() != self.pid:
+                os._exit(0)
+            send(ident, b"error", encode(describe(e)[0]))
+
+
+def numpy_version():
+    numpy = sys.modules.get("numpy")
+    try:
+        return clip(encode(str(getattr(numpy, "__version__", ""))), 100)
+    except BaseException:
+        return b""
+
+
+def describe(e):
+    """Error line and traceback of e without the runner's own frames."""
+    try:
+        tb = e.__traceback__
+        while tb is not None and tb.tb_frame.f_code.co_filename == FILENAME:
+            tb = tb.tb_next
+        trace = "".join(traceback.format_exception(type(e), e, tb))
+        line = traceback.format_exception_only(type(e), e)
+        error = (line[-1] if not isinstance(e, SyntaxError) else "%s: %s" % (type(e).__name__, e)).strip()
+        return error, trace
+    except BaseException:
+        return type(e).__name__, ""
+
+
+def flush():
+    for f in (sys.stdout, sys.stderr):
+        try:
+            f.flush()
+        except BaseException:
+            pass
+
+
+def encode(text):
+    return text.encode("utf-8", "backslashreplace")
+
+
+def clip(data, limit):
+    """The first limit bytes, not ending inside a character."""
+    if len(data) <= limit:
+        return data
+    while limit > 0 and data[limit] & 0xC0 == 0x80:
+        limit -= 1
+    return data[:limit]
+
+
+def send(*fields):
+    body = b"".join(struct.pack("<I", len(f)) + f for f in fields)
+    body = memoryview(struct.pack("<I", len(body)) + body)
+    while body:
+        body = body[os.write(ANS, body):]
+
+
+def receive(n):
+    parts = []
+    while n:
+        part = os.read(REQ, min(n, 1 << 20))
+        if not part:
+            os._exit(0)
+        parts.append(part)
+        n -= len(part)
+    return b"".join(parts)
+
+
+def split(body):
+    fields, at = [], 0
+    while at < len(body):
+        (n,) = struct.unpack_from("<I", body, at)
+        fields.append(body[at + 4:at + 4 + n])
+        at += 4 + n
+    return fields
+
+
+def main():
+    for fd in (REQ, ANS):
+        os.set_inheritable(fd, False)
+    sys.stdout.reconfigure(errors="surrogateescape", line_buffering=True)
+    sys.argv = [""]
+    ns = sys.modules["__main__"].__dict__
+    for name in [k for k in ns if not k.startswith("__")]:
+        del ns[name]
+    ns["__builtins__"] = builtins
+    runner = Runner()
+    signal.signal(signal.SIGINT, runner.on_interrupt)
+    while True:
+        (n,) = struct.unpack("<I", receive(4))
+        runner.handle(split(receive(n)))
