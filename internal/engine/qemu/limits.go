@@ -2,16 +2,98 @@ package qemu
 
 import (
 	"context"
+	"errors"
+	"fmt"
 
 	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/errdefs"
+	"forkd.dev/forkd/internal/linux/cgroup"
 )
 
-// limiter applies cgroup limits to machines.
-type limiter struct{ installation string }
+// limiter gives each machine a control group named after its id.
+type limiter struct {
+	parent      string // "forkd-<installation>"
+	unavailable string // why there are no control groups here, or ""
+}
 
-func newLimiter(installation string) limiter { return limiter{installation: installation} }
+// Defaults of engine.Limits. QEMU with TCG needs about 200 MiB beside the guest's
+// memory for translated code and buffers, and a thread per CPU and disk request.
+const (
+	extraMemoryMiB = 256
+	defaultPIDs    = 128
+)
 
-func (l limiter) lost() string                             { return "" }
-func (l limiter) apply(engine.Spec, int) error             { return nil }
-func (d *Driver) oomKilled(string) bool                    { return false }
-func (d *Driver) freeLimits(context.Context, string) error { return nil }
+func newLimiter(installation string) limiter {
+	l := limiter{parent: "forkd-" + installation}
+	layout, err := cgroup.Describe()
+	switch {
+	case err != nil:
+		l.unavailable = err.Error()
+	case len(layout.Writable("memory", "pids")) < 2:
+		l.unavailable = "the memory and pids controllers are not writable"
+	}
+	return l
+}
+
+// lost says in words what is not limited here.
+func (l limiter) lost() string {
+	if l.unavailable == "" {
+		return ""
+	}
+	return "cgroup limits on memory and processes (" + l.unavailable + ")"
+}
+
+// apply puts a started process into its group. A limit that was asked for and
+// cannot be applied is an error; the defaults are then left out.
+func (l limiter) apply(spec engine.Spec, pid int) error {
+	asked := spec.Limits != (engine.Limits{})
+	if l.unavailable != "" {
+		if asked {
+			return errdefs.New(errdefs.ErrUnsupported, "limit %s: %s", spec.ID, l.unavailable)
+		}
+		return nil
+	}
+	limits := cgroup.Limits{
+		MemoryBytes: int64(spec.Shape.MemoryMiB+extraMemoryMiB) << 20,
+		PIDs:        defaultPIDs,
+	}
+	if spec.Limits.MemoryMiB > 0 {
+		limits.MemoryBytes = int64(spec.Limits.MemoryMiB) << 20
+	}
+	if spec.Limits.PIDs > 0 {
+		limits.PIDs = spec.Limits.PIDs
+	}
+	g, err := cgroup.Create(l.parent, spec.ID, limits)
+	if err != nil {
+		return fmt.Errorf("limit %s: %w", spec.ID, err)
+	}
+	if err := g.AddProcess(pid); err != nil {
+		return fmt.Errorf("limit %s: %w", spec.ID, err)
+	}
+	return nil
+}
+
+// oomKilled tells whether the kernel killed machine id at its memory limit.
+func (d *Driver) oomKilled(id string) bool {
+	g, err := cgroup.Open(d.limits.parent, id)
+	if err != nil {
+		return false
+	}
+	n, err := g.OOMKills()
+	return err == nil && n > 0
+}
+
+// freeLimits removes the control group of a machine that has ended.
+func (d *Driver) freeLimits(ctx context.Context, id string) error {
+	g, err := cgroup.Open(d.limits.parent, id)
+	if errors.Is(err, errdefs.ErrNotFound) || errors.Is(err, errdefs.ErrUnsupported) {
+		return nil
+	}
+	if err == nil {
+		err = g.Remove(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("remove control group of %s: %w", id, err)
+	}
+	return nil
+}

@@ -1,0 +1,429 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"forkd.dev/forkd/internal/agentwire"
+	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/errdefs"
+	"forkd.dev/forkd/internal/ident"
+	"forkd.dev/forkd/internal/store/metadata"
+	"forkd.dev/forkd/internal/store/snapshot"
+)
+
+// bootTimeout is how long a machine may take from its start to an agent that
+// answers. A Debian guest under TCG on two cores needs 3 to 10 s.
+const bootTimeout = 3 * time.Minute
+
+// defaultBuildExec bounds each command of a snapshot build.
+const defaultBuildExec = 10 * time.Minute
+
+// Defaults and bounds of a machine's shape.
+const (
+	defaultCPUs      = 1
+	maxCPUs          = 8
+	defaultMemoryMiB = 512
+	minMemoryMiB     = 128
+	maxMemoryMiB     = 256 << 10
+	maxDiskMiB       = 1 << 20
+)
+
+// CreateSnapshot boots an image or forks a snapshot, does in it what req says and
+// captures it. The builder machine ends with it, whatever happens.
+func (s *Service) CreateSnapshot(ctx context.Context, req CreateSnapshot, progress Progress) (Snapshot, error) {
+	if progress == nil {
+		progress = func(string, float64) {}
+	}
+	if err := s.checkCreate(ctx, &req); err != nil {
+		return Snapshot{}, err
+	}
+	b := &builder{s: s, req: req, progress: progress, id: ident.New(ident.Snapshot), machineID: ident.New(ident.Sandbox)}
+	if err := b.build(ctx); err != nil {
+		return Snapshot{}, fmt.Errorf("make snapshot %s: %w", b.title(), err)
+	}
+	return s.Snapshot(context.WithoutCancel(ctx), b.id)
+}
+
+func (s *Service) checkCreate(ctx context.Context, req *CreateSnapshot) error {
+	if err := s.checkOpen(); err != nil {
+		return err
+	}
+	if req.Image != "" && req.From != "" {
+		return errdefs.New(errdefs.ErrInvalid, "a snapshot is made from an image or from a snapshot, not both")
+	}
+	if req.Image == "" && req.From == "" {
+		req.From = PyBase
+	}
+	for k, v := range req.Labels {
+		if err := ident.CheckLabel(k, v); err != nil {
+			return err
+		}
+	}
+	for i, c := range req.Exec {
+		if c == "" {
+			return errdefs.New(errdefs.ErrInvalid, "exec command %d is empty", i)
+		}
+	}
+	if req.ExecTimeout < 0 || req.ExecTimeout > agentwire.MaxExecTimeout {
+		return errdefs.New(errdefs.ErrInvalid, "exec time-out %v is not between 0 and %v", req.ExecTimeout, agentwire.MaxExecTimeout)
+	}
+	if req.ExecTimeout == 0 {
+		req.ExecTimeout = defaultBuildExec
+	}
+	if err := checkSizes(req.Shape); err != nil {
+		return err
+	}
+	return s.checkNewTag(ctx, req.Tag, req.Replace)
+}
+
+func checkSizes(sh engine.Shape) error {
+	switch {
+	case sh.CPUs < 0 || sh.CPUs > maxCPUs:
+		return errdefs.New(errdefs.ErrInvalid, "%d CPUs asked for, 1 to %d are possible", sh.CPUs, maxCPUs)
+	case sh.MemoryMiB != 0 && (sh.MemoryMiB < minMemoryMiB || sh.MemoryMiB > maxMemoryMiB):
+		return errdefs.New(errdefs.ErrInvalid, "%d MiB of memory asked for, %d to %d are possible", sh.MemoryMiB, minMemoryMiB, maxMemoryMiB)
+	case sh.DiskMiB < 0 || sh.DiskMiB > maxDiskMiB:
+		return errdefs.New(errdefs.ErrInvalid, "a disk of %d MiB asked for, at most %d are possible", sh.DiskMiB, maxDiskMiB)
+	}
+	return nil
+}
+
+// checkNewTag tells early whether tag can be given.
+func (s *Service) checkNewTag(ctx context.Context, tag string, replace bool) error {
+	if tag == "" {
+		return nil
+	}
+	if err := ident.CheckTag(tag); err != nil {
+		return err
+	}
+	if replace {
+		return nil
+	}
+	tags, err := s.cfg.Journal.Tags(ctx)
+	if err != nil {
+		return err
+	}
+	if id, taken := tags[tag]; taken {
+		return errdefs.WithHint(errdefs.New(errdefs.ErrConflict, "tag %s is taken by snapshot %s", tag, id),
+			"choose another, or move it with --replace")
+	}
+	return nil
+}
+
+// builder makes one snapshot.
+type builder struct {
+	s         *Service
+	req       CreateSnapshot
+	progress  Progress
+	id        string
+	machineID string
+
+	parent  *plan // nil for a root
+	image   Image
+	root    engine.Root
+	shape   engine.Shape
+	machine engine.Machine
+	link    *link
+}
+
+func (b *builder) title() string {
+	if b.req.Tag != "" {
+		return b.req.Tag
+	}
+	return b.id
+}
+
+// build journals the builder machine, runs the steps, and removes the machine.
+func (b *builder) build(ctx context.Context) (err error) {
+	if err := b.source(ctx); err != nil {
+		return err
+	}
+	if b.parent != nil {
+		defer b.parent.release()
+	}
+	if err := b.s.admit(1); err != nil {
+		return err
+	}
+	defer b.s.unreserve(1)
+	info := Sandbox{
+		ID: b.machineID, State: Creating, SnapshotID: b.id, Engine: b.s.cfg.Engine.Name(), Shape: b.shape,
+		CreatedAt: time.Now(), Labels: map[string]string{"forkd.builds": b.id},
+	}
+	row, err := b.s.toRow(info)
+	if err != nil {
+		return err
+	}
+	if err := b.s.cfg.Journal.InsertSandboxes(ctx, []metadata.Sandbox{row}); err != nil {
+		return err
+	}
+	defer func() {
+		if b.link != nil {
+			b.link.close()
+		}
+		err = errors.Join(err, b.s.discard(b.machineID), b.s.cfg.Journal.DeleteSandboxes(context.WithoutCancel(ctx), b.machineID))
+	}()
+	if err := b.run(ctx); err != nil {
+		return err
+	}
+	return b.capture(ctx)
+}
+
+// source decides what the snapshot is made from, and its shape.
+func (b *builder) source(ctx context.Context) error {
+	if b.req.From != "" {
+		p, err := b.s.plan(ctx, Fork{Snapshot: b.req.From, Shape: b.req.Shape, Progress: b.progress})
+		if err != nil {
+			return err
+		}
+		b.parent, b.shape, b.root = p, p.manifest.Shape, p.root
+		return nil
+	}
+	img, err := b.s.imageFor(ctx, b.req.Image, b.progress)
+	if err != nil {
+		return err
+	}
+	b.image = img
+	b.shape = b.req.Shape
+	if b.shape.CPUs == 0 {
+		b.shape.CPUs = defaultCPUs
+	}
+	if b.shape.MemoryMiB == 0 {
+		b.shape.MemoryMiB = defaultMemoryMiB
+	}
+	if b.shape.DiskMiB == 0 {
+		b.shape.DiskMiB = img.DiskMiB
+	}
+	if b.shape.DiskMiB < img.DiskMiB {
+		return errdefs.New(errdefs.ErrInvalid, "a disk of %d MiB asked for, but image %s has %d MiB", b.shape.DiskMiB, img.Name, img.DiskMiB)
+	}
+	b.root, err = b.s.cfg.Images.Root(ctx, img.ID)
+	return err
+}
+
+// run starts the builder machine and does in it what was asked for.
+func (b *builder) run(ctx context.Context) error {
+	spec, err := b.s.newSpec(b.machineID, b.shape, b.root, 0)
+	if err != nil {
+		return err
+	}
+	if b.parent == nil {
+		err = b.boot(ctx, spec)
+	} else {
+		err = b.fork(ctx, spec)
+	}
+	if err != nil {
+		return err
+	}
+	if err := b.warm(ctx); err != nil {
+		return err
+	}
+	for i, command := range b.req.Exec {
+		b.progress(fmt.Sprintf("running command %d of %d", i+1, len(b.req.Exec)), -1)
+		if err := b.exec(ctx, command); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *builder) boot(ctx context.Context, spec engine.Spec) (err error) {
+	b.progress("booting "+b.image.Name, -1)
+	if b.machine, err = b.s.cfg.Engine.Boot(ctx, spec); err != nil {
+		return err
+	}
+	b.link = &link{machine: b.machine, connect: b.s.cfg.Connect, patience: bootTimeout}
+	cfg := agentwire.BootConfig{Hostname: "forkd", HostTime: time.Now(), Entropy: newIdentity("", "", nil).Entropy}
+	err = b.call(ctx, bootTimeout, func(ctx context.Context, a Agent) error {
+		cfg.HostTime = time.Now()
+		return a.Boot(ctx, cfg)
+	})
+	if err != nil {
+		return fmt.Errorf("boot image %s: %w%s", b.image.Name, err, b.console())
+	}
+	return nil
+}
+
+// fork makes the builder a child of the parent snapshot, identity and all.
+func (b *builder) fork(ctx context.Context, spec engine.Spec) (err error) {
+	b.progress("forking "+b.parent.name(), -1)
+	if b.machine, err = b.s.cfg.Engine.Restore(ctx, spec, b.parent.chain); err != nil {
+		return err
+	}
+	b.link = &link{machine: b.machine, connect: b.s.cfg.Connect}
+	if err := b.machine.Resume(ctx); err != nil {
+		return err
+	}
+	return b.call(ctx, helloTimeout, func(ctx context.Context, a Agent) error {
+		_, err := a.VerdictFork(ctx, newIdentity(b.machineID, "forkd", nil))
+		return err
+	})
+}
+
+// warm starts the Python runner where there is a Python, and runs the warm code.
+// A failure counts only if warm code was asked for.
+func (b *builder) warm(ctx context.Context) error {
+	if b.req.Warm == "" && b.parent != nil {
+		return nil
+	}
+	b.progress("warming python", -1)
+	err := b.call(ctx, b.req.ExecTimeout, func(ctx context.Context, a Agent) error {
+		return a.WarmStart(ctx, "python", b.req.Warm)
+	})
+	if err != nil && b.req.Warm == "" && errors.Is(err, errdefs.ErrUnsupported) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("warm python: %w", err)
+	}
+	return nil
+}
+
+func (b *builder) exec(ctx context.Context, command string) error {
+	var res agentwire.ExecResult
+	req := agentwire.ExecRequest{Argv: []string{"/bin/sh", "-c", command}, Timeout: b.req.ExecTimeout}
+	err := b.call(ctx, b.req.ExecTimeout+callSlack, func(ctx context.Context, a Agent) (err error) {
+		res, err = a.Exec(ctx, req)
+		return err
+	})
+	switch {
+	case err != nil:
+		return fmt.Errorf("command %q: %w", command, err)
+	case res.TimedOut:
+		return errdefs.New(errdefs.ErrTimeout, "command %q did not end within %v%s", command, b.req.ExecTimeout, tail(res))
+	case res.ExitCode != 0:
+		return errdefs.New(errdefs.ErrInvalid, "command %q ended with exit code %d%s", command, res.ExitCode, tail(res))
+	}
+	return nil
+}
+
+// tailBytes is how much of a failed command's output goes into the error.
+const tailBytes = 2000
+
+func tail(res agentwire.ExecResult) string {
+	out := append(append([]byte{}, res.Stdout...), res.Stderr...)
+	if len(out) == 0 {
+		return ""
+	}
+	if len(out) > tailBytes {
+		out = out[len(out)-tailBytes:]
+	}
+	return ":\n" + string(out)
+}
+
+func (b *builder) call(ctx context.Context, timeout time.Duration, fn func(context.Context, Agent) error) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	err := b.link.call(ctx, func(a Agent) error { return fn(ctx, a) })
+	if err == nil {
+		return nil
+	}
+	select {
+	case <-b.machine.Done():
+		return errdefs.New(errdefs.ErrGuest, "the machine ended: %s", b.machine.Reason())
+	default:
+		return err
+	}
+}
+
+// console returns the last lines of the guest's console for an error text.
+func (b *builder) console() string {
+	r, err := b.machine.Console()
+	if err != nil {
+		return ""
+	}
+	defer r.Close()
+	buf := make([]byte, 64<<10)
+	n, _ := r.Read(buf)
+	return "\nconsole:\n" + string(buf[max(0, n-tailBytes):n])
+}
+
+// capture stores the builder machine and publishes the snapshot once a child of it
+// was loaded.
+func (b *builder) capture(ctx context.Context) error {
+	b.progress("capturing", -1)
+	var pong agentwire.Pong
+	err := b.call(ctx, callSlack, func(ctx context.Context, a Agent) (err error) {
+		if pong, err = a.Ping(ctx); err != nil {
+			return err
+		}
+		if err := a.Prepare(ctx); err != nil {
+			return err
+		}
+		return a.Commit(ctx)
+	})
+	if err != nil {
+		return fmt.Errorf("prepare the guest: %w", err)
+	}
+	b.link.close()
+	staging, err := b.s.cfg.Store.Stage(b.id)
+	if err != nil {
+		return err
+	}
+	if err := b.publish(ctx, staging, pong); err != nil {
+		return errors.Join(err, staging.Discard())
+	}
+	return nil
+}
+
+func (b *builder) publish(ctx context.Context, staging *snapshot.Staging, pong agentwire.Pong) error {
+	spec := engine.CaptureSpec{Dir: staging.Dir(), After: engine.AfterEnd}
+	if b.parent != nil {
+		spec.Parent = b.parent.chain
+	}
+	res, err := b.machine.Capture(ctx, spec)
+	if err != nil {
+		return err
+	}
+	m, err := b.manifest(res, pong)
+	if err != nil {
+		return err
+	}
+	b.progress("writing", -1)
+	row := metadata.Snapshot{ID: b.id, Status: string(SnapshotWriting), CreatedAt: m.CreatedAt}
+	if err := b.s.cfg.Journal.PutSnapshot(ctx, row); err != nil {
+		return err
+	}
+	if _, err := staging.Publish(ctx, m); err != nil {
+		return errors.Join(err, b.s.cfg.Journal.DeleteSnapshot(context.WithoutCancel(ctx), b.id))
+	}
+	b.progress("checking that it restores", -1)
+	if err := b.finish(ctx, row); err != nil {
+		return errors.Join(err, b.s.removeSnapshot(context.WithoutCancel(ctx), b.id))
+	}
+	return nil
+}
+
+// finish loads the state once into a stopped child and makes the snapshot ready.
+func (b *builder) finish(ctx context.Context, row metadata.Snapshot) error {
+	if err := b.s.tryRestore(ctx, b.id, b.shape, b.root); err != nil {
+		return fmt.Errorf("the snapshot does not restore: %w", err)
+	}
+	policy := metadata.KeepTag
+	if b.req.Replace {
+		policy = metadata.MoveTag
+	}
+	row.Status = string(SnapshotReady)
+	return b.s.cfg.Journal.PublishSnapshot(ctx, row, b.req.Tag, policy)
+}
+
+// tryRestore loads snapshot id into a machine that never runs.
+func (s *Service) tryRestore(ctx context.Context, id string, shape engine.Shape, root engine.Root) (err error) {
+	chain, err := s.cfg.Store.States(id)
+	if err != nil {
+		return err
+	}
+	probe := ident.New(ident.Sandbox)
+	spec, err := s.newSpec(probe, shape, root, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.discard(probe)) }()
+	m, err := s.cfg.Engine.Restore(ctx, spec, chain)
+	if err != nil {
+		return err
+	}
+	return m.Kill(context.WithoutCancel(ctx))
+}

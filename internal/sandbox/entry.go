@@ -1,0 +1,134 @@
+package sandbox
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/errdefs"
+)
+
+// entry is a sandbox the service knows: living, or ended and still readable.
+type entry struct {
+	link    *link          // nil if it ended before this daemon started
+	machine engine.Machine // likewise
+	release func()         // gives the lease on its snapshot back; may be nil
+
+	mu sync.Mutex
+	// +checklocks:mu
+	info Sandbox
+}
+
+func (e *entry) snapshot() Sandbox {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.info
+}
+
+func (e *entry) update(fn func(*Sandbox)) Sandbox {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	fn(&e.info)
+	return e.info
+}
+
+// living tells whether the sandbox has a machine.
+func (s State) living() bool {
+	switch s {
+	case Creating, Running, Paused, Capturing, Stopping:
+		return true
+	}
+	return false
+}
+
+// register makes e known and starts to watch its machine.
+func (s *Service) register(e *entry) {
+	info := e.snapshot()
+	s.mu.Lock()
+	s.entries[info.ID] = e
+	if info.Name != "" {
+		s.names[info.Name] = info.ID
+	}
+	s.mu.Unlock()
+	if e.machine != nil {
+		s.group.Go(func() { s.watch(e) })
+	}
+}
+
+// watch waits for the end of a machine. An end nobody asked for is a failure of
+// the sandbox, whose reason stays readable.
+func (s *Service) watch(e *entry) {
+	select {
+	case <-s.ctx.Done():
+		return
+	case <-e.machine.Done():
+	}
+	e.link.close()
+	expected := false
+	info := e.update(func(sb *Sandbox) {
+		expected = sb.State == Stopping || !sb.State.living()
+		if !expected {
+			sb.State, sb.Reason, sb.EndedAt, sb.PID = Failed, e.machine.Reason(), time.Now(), 0
+		}
+	})
+	if expected {
+		return
+	}
+	s.cfg.Log("sandbox %s ended: %s", info.ID, info.Reason)
+	s.freeName(info)
+	if e.release != nil {
+		e.release()
+	}
+	if err := s.discard(info.ID); err != nil {
+		s.cfg.Log("%v", err)
+	}
+	if err := s.journal(context.Background(), info); err != nil {
+		s.cfg.Log("record the end of %s: %v", info.ID, err)
+	}
+}
+
+func (s *Service) freeName(info Sandbox) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if info.Name != "" && s.names[info.Name] == info.ID {
+		delete(s.names, info.Name)
+	}
+}
+
+// end stops a living sandbox and forgets it.
+func (s *Service) end(ctx context.Context, e *entry, reason string) error {
+	var before State
+	info := e.update(func(sb *Sandbox) {
+		before = sb.State
+		if sb.State.living() {
+			sb.State, sb.Reason = Stopping, reason
+		}
+	})
+	if before == Stopping {
+		return errdefs.New(errdefs.ErrConflict, "sandbox %s is being ended already", info.ID)
+	}
+	if before.living() {
+		// From here on it ends, whatever becomes of the caller.
+		ctx = context.WithoutCancel(ctx)
+		if err := e.machine.Kill(ctx); err != nil {
+			e.update(func(sb *Sandbox) { sb.State = before })
+			return err
+		}
+		e.link.close()
+		if e.release != nil {
+			e.release()
+		}
+		if err := s.discard(info.ID); err != nil {
+			return err
+		}
+	}
+	if err := s.cfg.Journal.DeleteSandboxes(context.WithoutCancel(ctx), info.ID); err != nil {
+		return err
+	}
+	s.freeName(info)
+	s.mu.Lock()
+	delete(s.entries, info.ID)
+	s.mu.Unlock()
+	return nil
+}

@@ -1,0 +1,91 @@
+package sandbox
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"forkd.dev/forkd/internal/errdefs"
+	"forkd.dev/forkd/internal/image"
+)
+
+// BuildImage builds an image of Debian with packages.
+func (s *Service) BuildImage(ctx context.Context, b BuildImage, progress Progress) (Image, error) {
+	if err := s.checkOpen(); err != nil {
+		return Image{}, err
+	}
+	if progress == nil {
+		progress = func(string, float64) {}
+	}
+	img, err := s.cfg.Images.Build(ctx, image.BuildSpec{Name: b.Name, Replace: b.Replace, Packages: b.Packages, DiskMiB: b.DiskMiB}, image.Progress(progress))
+	if err != nil {
+		return Image{}, err
+	}
+	return fromImage(img), nil
+}
+
+// Images lists the images that are built.
+func (s *Service) Images(ctx context.Context) ([]Image, error) {
+	all, err := s.cfg.Images.List()
+	if err != nil {
+		return nil, err
+	}
+	users, err := s.imageUsers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]Image, 0, len(all))
+	for _, img := range all {
+		one := fromImage(img)
+		one.UsedBy = users[one.ID]
+		out = append(out, one)
+	}
+	return out, nil
+}
+
+// Image returns one image.
+func (s *Service) Image(ctx context.Context, ref string) (Image, error) {
+	img, err := s.cfg.Images.Get(ref)
+	if err != nil {
+		return Image{}, err
+	}
+	users, err := s.imageUsers(ctx)
+	if err != nil {
+		return Image{}, err
+	}
+	out := fromImage(img)
+	out.UsedBy = users[out.ID]
+	return out, nil
+}
+
+// RemoveImage deletes an image that no snapshot uses.
+func (s *Service) RemoveImage(ctx context.Context, ref string) error {
+	img, err := s.Image(ctx, ref)
+	if err != nil {
+		return err
+	}
+	if len(img.UsedBy) > 0 {
+		return errdefs.WithHint(errdefs.New(errdefs.ErrConflict, "image %s is used by snapshots %s", ref, strings.Join(img.UsedBy, ", ")),
+			"remove them first with: forkd snapshot rm")
+	}
+	return s.cfg.Images.Remove(ctx, img.ID)
+}
+
+// imageUsers maps image ids to the snapshots made from them.
+func (s *Service) imageUsers(context.Context) (map[string][]string, error) {
+	users := map[string][]string{}
+	for _, m := range s.cfg.Store.List() {
+		users[m.Image.ID] = append(users[m.Image.ID], m.ID)
+	}
+	for _, ids := range users {
+		slices.Sort(ids)
+	}
+	return users, nil
+}
+
+func fromImage(img image.Image) Image {
+	return Image{
+		ID: img.ID, Name: img.Name, CreatedAt: img.CreatedAt, Source: img.Source, Packages: img.Packages,
+		DiskMiB: img.DiskMiB, Bytes: img.Bytes, Digest: img.Digest, Kernel: img.KernelRelease, Builtin: img.Builtin,
+	}
+}

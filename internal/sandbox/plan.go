@@ -1,0 +1,181 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/errdefs"
+	"forkd.dev/forkd/internal/ident"
+	"forkd.dev/forkd/internal/store/snapshot"
+)
+
+// plan is everything that is known about a snapshot before it is forked. It keeps
+// the snapshot from being deleted until release.
+type plan struct {
+	s         *Service
+	id        string
+	tag       string // the tag it was asked by, or ""
+	manifest  snapshot.Manifest
+	chain     []engine.State
+	root      engine.Root
+	isolation engine.Isolation
+	release   func()
+}
+
+func (p *plan) name() string {
+	if p.tag != "" {
+		return p.tag
+	}
+	return p.id
+}
+
+// lease keeps the snapshot for one sandbox.
+func (p *plan) lease(sandboxID string) func() { return p.s.leaseFor(p.id, sandboxID) }
+
+func (s *Service) leaseFor(snapshotID, holder string) func() {
+	release, err := s.cfg.Store.Lease(snapshotID, holder)
+	if err != nil {
+		// Only a sandbox whose snapshot has vanished gets here: it goes on from the
+		// files it has open.
+		s.cfg.Log("lease %s for %s: %v", snapshotID, holder, err)
+		return func() {}
+	}
+	return release
+}
+
+// plan resolves the snapshot of f, making a built-in first if it is one.
+func (s *Service) plan(ctx context.Context, f Fork) (*plan, error) {
+	id, tag, err := s.resolveSnapshot(ctx, f.Snapshot)
+	if errors.Is(err, errdefs.ErrNotFound) && isBuiltin(f.Snapshot) {
+		id, err = s.ensureBuiltin(ctx, f.Snapshot, f.Progress)
+		tag = f.Snapshot
+	}
+	if err != nil {
+		return nil, err
+	}
+	p, err := s.planOf(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	p.tag = tag
+	if err := checkShape(f.Shape, p.manifest.Shape); err != nil {
+		p.release()
+		return nil, fmt.Errorf("fork %s: %w", p.name(), err)
+	}
+	return p, nil
+}
+
+// planOf reads what is needed to restore snapshot id.
+func (s *Service) planOf(ctx context.Context, id string) (*plan, error) {
+	release, err := s.cfg.Store.Lease(id, "plan")
+	if err != nil {
+		return nil, err
+	}
+	p := &plan{s: s, id: id, release: release, isolation: s.cfg.Engine.Probe(ctx).Isolation}
+	if err := s.fillPlan(ctx, p); err != nil {
+		release()
+		return nil, err
+	}
+	return p, nil
+}
+
+func (s *Service) fillPlan(ctx context.Context, p *plan) (err error) {
+	if p.manifest, err = s.cfg.Store.Get(p.id); err != nil {
+		return err
+	}
+	if status, reason := s.status(ctx, p.manifest); status != SnapshotReady {
+		return errdefs.WithHint(errdefs.New(errdefs.ErrNotReady, "snapshot %s is %s: %s", p.id, status, reason),
+			"look at it with: forkd snapshot info %s", p.id)
+	}
+	if p.chain, err = s.cfg.Store.States(p.id); err != nil {
+		return err
+	}
+	p.root, err = s.cfg.Images.Root(ctx, p.manifest.Image.ID)
+	return err
+}
+
+// checkShape compares what a fork asks for with what its snapshot has.
+func checkShape(asked, has engine.Shape) error {
+	bad := func(what string, got, want int) error {
+		return errdefs.WithHint(errdefs.New(errdefs.ErrInvalid, "%s of %d asked for, but the snapshot has %d: sizes are fixed when it is captured", what, got, want),
+			"make a snapshot of that size: forkd snapshot --cpus --memory --disk")
+	}
+	switch {
+	case asked.CPUs != 0 && asked.CPUs != has.CPUs:
+		return bad("a CPU count", asked.CPUs, has.CPUs)
+	case asked.MemoryMiB != 0 && asked.MemoryMiB != has.MemoryMiB:
+		return bad("memory in MiB", asked.MemoryMiB, has.MemoryMiB)
+	case asked.DiskMiB != 0 && asked.DiskMiB != has.DiskMiB:
+		return bad("a disk in MiB", asked.DiskMiB, has.DiskMiB)
+	}
+	return nil
+}
+
+// resolveSnapshot finds the id that ref means: a tag, an id or a unique prefix.
+func (s *Service) resolveSnapshot(ctx context.Context, ref string) (id, tag string, err error) {
+	if err := ident.CheckRef(ref); err != nil {
+		return "", "", err
+	}
+	tags, err := s.cfg.Journal.Tags(ctx)
+	if err != nil {
+		return "", "", err
+	}
+	if id, ok := tags[ref]; ok {
+		return id, ref, nil
+	}
+	rows, err := s.cfg.Journal.ListSnapshots(ctx)
+	if err != nil {
+		return "", "", err
+	}
+	ids := make([]string, 0, len(rows))
+	for _, r := range rows {
+		ids = append(ids, r.ID)
+	}
+	id, err = pick(ident.Snapshot, "snapshot", ref, ids)
+	if err != nil {
+		return "", "", errdefs.WithHint(err, "list them with: forkd snapshot ls")
+	}
+	return id, "", nil
+}
+
+// maxPools is how many snapshots have prepared processes at a time.
+const maxPools = 4
+
+// keepPool keeps prepared processes for the snapshots used last.
+func (s *Service) keepPool(p *plan) {
+	pooler, ok := s.cfg.Engine.(engine.Pooler)
+	if !ok || s.cfg.PoolSize == 0 {
+		return
+	}
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return
+	}
+	s.pools = slices.DeleteFunc(s.pools, func(q *plan) bool { return q.id == p.id })
+	s.pools = append(s.pools, p)
+	var dropped []*plan
+	for len(s.pools) > maxPools {
+		dropped, s.pools = append(dropped, s.pools[0]), s.pools[1:]
+	}
+	s.mu.Unlock()
+	for _, q := range dropped {
+		pooler.Prepare(q.chain, 0, nil)
+	}
+	if pooler.Pooled(p.id) < s.cfg.PoolSize {
+		pooler.Prepare(p.chain, s.cfg.PoolSize, func() (engine.Spec, error) {
+			return s.newSpec(ident.New(ident.Sandbox), p.manifest.Shape, p.root, 0)
+		})
+	}
+}
+
+// forgetPool ends the prepared processes of a snapshot.
+func (s *Service) forgetPool(id string) {
+	s.mu.Lock()
+	s.pools = slices.DeleteFunc(s.pools, func(q *plan) bool { return q.id == id })
+	s.mu.Unlock()
+	s.cfg.Engine.Forget(id)
+}

@@ -1,0 +1,100 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"forkd.dev/forkd/internal/ident"
+	"forkd.dev/forkd/internal/store/metadata"
+)
+
+// keepEnded is how long the reason of a sandbox's end stays readable.
+const keepEnded = 24 * time.Hour
+
+// recover makes the journal, the processes and the directories agree, after any
+// end of the daemon before: sandboxes that run are adopted, what was being made
+// or ended is removed, and processes and directories nobody knows disappear.
+func (s *Service) recover(ctx context.Context) error {
+	if _, err := s.cfg.Journal.PruneEnded(ctx, time.Now().Add(-keepEnded)); err != nil {
+		return err
+	}
+	rows, err := s.cfg.Journal.ListSandboxes(ctx, metadata.SandboxFilter{})
+	if err != nil {
+		return err
+	}
+	for _, row := range rows {
+		if err := s.recoverRow(ctx, row); err != nil {
+			return err
+		}
+	}
+	if err := s.reapUnknown(ctx); err != nil {
+		return err
+	}
+	return s.recoverSnapshots(ctx)
+}
+
+// recoverRow deals with one sandbox of the journal.
+func (s *Service) recoverRow(ctx context.Context, row metadata.Sandbox) error {
+	info := fromRow(row)
+	switch {
+	case !info.State.living():
+		s.register(&entry{info: info})
+		return nil
+	case row.Session != "" || info.State == Creating || info.State == Stopping:
+		s.cfg.Log("removing sandbox %s, left %s", info.ID, info.State)
+		if err := s.discard(info.ID); err != nil {
+			return err
+		}
+		return s.cfg.Journal.DeleteSandboxes(ctx, info.ID)
+	}
+	machine, err := s.cfg.Engine.Adopt(ctx, info.ID, s.machineDir(info.ID))
+	if err != nil {
+		s.cfg.Log("sandbox %s is gone: %v", info.ID, err)
+		info.State, info.EndedAt = Failed, time.Now()
+		info.Reason = "its machine ended while the daemon was down"
+		s.register(&entry{info: info})
+		return errors.Join(s.discard(info.ID), s.journal(ctx, info))
+	}
+	info.State, info.PID = Running, machine.PID()
+	e := &entry{machine: machine, link: &link{machine: machine, connect: s.cfg.Connect}, info: info}
+	e.release = s.leaseFor(info.SnapshotID, info.ID)
+	s.register(e)
+	s.cfg.Log("adopted sandbox %s (process %d)", info.ID, info.PID)
+	return nil
+}
+
+// reapUnknown ends processes and removes directories that belong to no living
+// sandbox: prepared machines of the pool, and forks that were cut short.
+func (s *Service) reapUnknown(ctx context.Context) error {
+	orphans, err := s.cfg.Engine.Orphans(ctx)
+	if err != nil {
+		return err
+	}
+	dirs, err := os.ReadDir(s.cfg.Dir)
+	if err != nil {
+		return fmt.Errorf("list sandbox directories: %w", err)
+	}
+	for _, d := range dirs {
+		if ident.KindOf(d.Name()) == ident.Sandbox {
+			orphans = append(orphans, d.Name())
+		}
+	}
+	slices.Sort(orphans)
+	for _, id := range slices.Compact(orphans) {
+		s.mu.Lock()
+		e := s.entries[id]
+		s.mu.Unlock()
+		if e != nil && e.snapshot().State.living() {
+			continue
+		}
+		s.cfg.Log("removing what is left of %s", id)
+		if err := s.discard(id); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,157 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+
+	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/errdefs"
+	"forkd.dev/forkd/internal/image"
+	"forkd.dev/forkd/internal/store/metadata"
+	"forkd.dev/forkd/internal/store/snapshot"
+)
+
+// Config is what a Service works with. The service owns none of it but Dir.
+type Config struct {
+	Dir     string // <data>/sandboxes: one directory for each machine
+	Engine  engine.Driver
+	Images  *image.Store
+	Store   *snapshot.Store
+	Journal *metadata.DB
+	Connect ConnectFunc
+	// Session, if set, marks all sandboxes as belonging to a private daemon: they
+	// end with it, and the next daemon ends what it finds of them.
+	Session string
+	// MaxSandboxes bounds living sandboxes; 0 means DefaultMaxSandboxes.
+	MaxSandboxes int
+	// PoolSize is how many prepared processes are kept for each snapshot in use.
+	PoolSize int
+	Log      func(format string, args ...any)
+}
+
+// DefaultMaxSandboxes bounds living sandboxes of one daemon.
+const DefaultMaxSandboxes = 2000
+
+// Service is the state machine over sandboxes, snapshots and images. Its methods
+// may be called concurrently.
+//
+// Lock order: Service.mu, then entry.mu. Neither is held during I/O.
+type Service struct {
+	cfg      Config
+	restores *semaphore.Weighted // restores under way; waiters are served in order
+	builds   flights             // built-ins being made
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	group  sync.WaitGroup // watchers and background work
+
+	mu sync.Mutex
+	// +checklocks:mu
+	entries map[string]*entry
+	// +checklocks:mu
+	names map[string]string // name -> id of living sandboxes
+	// +checklocks:mu
+	reserved int // sandboxes admitted but not yet registered
+	// +checklocks:mu
+	pools []*plan // snapshots with prepared processes, least recently used first
+	// +checklocks:mu
+	closed bool
+}
+
+// New returns a service that has taken over what an earlier daemon left: running
+// sandboxes are adopted, everything half-made is removed.
+func New(ctx context.Context, cfg Config) (*Service, error) {
+	if cfg.MaxSandboxes == 0 {
+		cfg.MaxSandboxes = DefaultMaxSandboxes
+	}
+	if cfg.Log == nil {
+		cfg.Log = func(string, ...any) {}
+	}
+	if err := os.MkdirAll(cfg.Dir, 0o711); err != nil {
+		return nil, fmt.Errorf("create sandbox directory: %w", err)
+	}
+	s := &Service{
+		cfg:      cfg,
+		restores: semaphore.NewWeighted(int64(2 * runtime.NumCPU())),
+		entries:  map[string]*entry{},
+		names:    map[string]string{},
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	if err := s.recover(ctx); err != nil {
+		s.cancel()
+		return nil, fmt.Errorf("recover sandboxes: %w", err)
+	}
+	return s, nil
+}
+
+// Close ends background work and connections. Sandboxes go on, unless the service
+// has a session: then they end.
+func (s *Service) Close(ctx context.Context) error {
+	s.mu.Lock()
+	s.closed = true
+	entries := make([]*entry, 0, len(s.entries))
+	for _, e := range s.entries {
+		entries = append(entries, e)
+	}
+	s.mu.Unlock()
+	s.builds.close()
+	var errs []error
+	if s.cfg.Session != "" {
+		for _, e := range entries {
+			if err := s.end(ctx, e, "the private daemon ended"); err != nil {
+				errs = append(errs, err)
+			}
+		}
+	}
+	s.cancel()
+	for _, e := range entries {
+		e.link.close()
+	}
+	s.group.Wait()
+	return errors.Join(errs...)
+}
+
+// machineDir is the directory of a machine; its name is its id.
+func (s *Service) machineDir(id string) string { return filepath.Join(s.cfg.Dir, id) }
+
+// newSpec creates the directory of a new machine and returns its spec.
+func (s *Service) newSpec(id string, shape engine.Shape, root engine.Root, memoryLimitMiB int) (engine.Spec, error) {
+	dir := s.machineDir(id)
+	if err := os.Mkdir(dir, 0o711); err != nil {
+		return engine.Spec{}, fmt.Errorf("create directory of sandbox: %w", err)
+	}
+	return engine.Spec{ID: id, Dir: dir, Shape: shape, Root: root, Limits: engine.Limits{MemoryMiB: memoryLimitMiB}}, nil
+}
+
+// discard ends whatever there is of a machine and removes its directory. It works
+// on its own time: the caller's context may be the reason for it.
+func (s *Service) discard(id string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	dir := s.machineDir(id)
+	if err := s.cfg.Engine.Reap(ctx, id, dir); err != nil {
+		return fmt.Errorf("remove sandbox %s: %w", id, err)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return fmt.Errorf("remove sandbox %s: %w", id, err)
+	}
+	return nil
+}
+
+// checkOpen refuses new work while the service closes.
+func (s *Service) checkOpen() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return errdefs.New(errdefs.ErrUnavailable, "the daemon is shutting down")
+	}
+	return nil
+}

@@ -1,0 +1,244 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"forkd.dev/forkd/internal/agentwire"
+	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/errdefs"
+	"forkd.dev/forkd/internal/ident"
+	"forkd.dev/forkd/internal/store/metadata"
+	"forkd.dev/forkd/internal/store/snapshot"
+)
+
+// manifest describes what b captured.
+func (b *builder) manifest(res engine.CaptureResult, pong agentwire.Pong) (snapshot.Manifest, error) {
+	compat, err := b.s.cfg.Engine.Compat(b.root)
+	if err != nil {
+		return snapshot.Manifest{}, err
+	}
+	m := snapshot.Manifest{
+		ID: b.id, CreatedAt: time.Now().UTC(),
+		Image:     snapshot.Image{ID: b.image.ID, Name: b.image.Name, Digest: b.image.Digest},
+		Compat:    compat,
+		Isolation: b.s.cfg.Engine.Probe(context.Background()).Isolation,
+		Shape:     b.shape,
+		Labels:    b.req.Labels,
+		Recipe:    snapshot.Recipe{Image: b.req.Image, From: b.req.From, Warm: b.req.Warm, Exec: b.req.Exec},
+		Agent: snapshot.Agent{
+			Protocol: pong.ProtocolVersion, WarmLanguages: pong.Runners,
+			RunnerQuiet: pong.Threads == 0 && pong.Children == 0,
+		},
+		Disk:    snapshot.DiskSynced,
+		PauseMs: float64(res.Pause.Microseconds()) / 1000,
+	}
+	for _, a := range res.Artifacts {
+		m.Artifacts = append(m.Artifacts, snapshot.Artifact{Artifact: a})
+	}
+	if b.parent != nil {
+		m.ParentID, m.Image = b.parent.id, b.parent.manifest.Image
+		m.HoldsSecrets = b.parent.manifest.HoldsSecrets
+	}
+	return m, nil
+}
+
+// status is how usable a stored snapshot is on this host now.
+func (s *Service) status(ctx context.Context, m snapshot.Manifest) (SnapshotStatus, string) {
+	row, err := s.cfg.Journal.GetSnapshot(ctx, m.ID)
+	if err == nil && row.Status != string(SnapshotReady) {
+		return SnapshotStatus(row.Status), row.Reason
+	}
+	if err := s.cfg.Engine.CheckCompat(m.Compat); err != nil {
+		return SnapshotStale, err.Error()
+	}
+	return SnapshotReady, ""
+}
+
+// Snapshots lists all snapshots, oldest first.
+func (s *Service) Snapshots(ctx context.Context) ([]Snapshot, error) {
+	all := s.cfg.Store.List()
+	tags, err := s.tagsByID(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]Snapshot, 0, len(all))
+	for _, m := range all {
+		out = append(out, s.describe(ctx, m, tags[m.ID]))
+	}
+	slices.SortFunc(out, func(a, b Snapshot) int {
+		if c := a.CreatedAt.Compare(b.CreatedAt); c != 0 {
+			return c
+		}
+		return strings.Compare(a.ID, b.ID)
+	})
+	return out, nil
+}
+
+// Snapshot returns one snapshot.
+func (s *Service) Snapshot(ctx context.Context, ref string) (Snapshot, error) {
+	id, _, err := s.resolveSnapshot(ctx, ref)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	m, err := s.cfg.Store.Get(id)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	tags, err := s.tagsByID(ctx)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	return s.describe(ctx, m, tags[id]), nil
+}
+
+func (s *Service) tagsByID(ctx context.Context) (map[string][]string, error) {
+	tags, err := s.cfg.Journal.Tags(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string][]string{}
+	for tag, id := range tags {
+		out[id] = append(out[id], tag)
+	}
+	for _, list := range out {
+		slices.Sort(list)
+	}
+	return out, nil
+}
+
+func (s *Service) describe(ctx context.Context, m snapshot.Manifest, tags []string) Snapshot {
+	out := Snapshot{
+		ID: m.ID, Tags: tags, ParentID: m.ParentID, ImageID: m.Image.ID, ImageName: m.Image.Name,
+		Engine: m.Compat.Engine, Isolation: m.Isolation, Shape: m.Shape, Labels: m.Labels, CreatedAt: m.CreatedAt,
+		Recipe:        Recipe{Image: m.Recipe.Image, From: m.Recipe.From, Warm: m.Recipe.Warm, Exec: m.Recipe.Exec},
+		Pause:         time.Duration(m.PauseMs * float64(time.Millisecond)),
+		HoldsSecrets:  m.HoldsSecrets,
+		AgentProtocol: m.Agent.Protocol,
+	}
+	out.Status, out.Reason = s.status(ctx, m)
+	for _, a := range m.Artifacts {
+		switch a.Kind {
+		case "memory":
+			out.MemoryBytes += a.Bytes
+		case "disk":
+			out.DiskBytes += a.Bytes
+		}
+	}
+	if chain, err := s.cfg.Store.States(m.ID); err == nil {
+		out.Depth = len(chain) - 1
+		out.Dir = chain[len(chain)-1].Dir
+	}
+	for _, h := range s.cfg.Store.Holders(m.ID) {
+		if ident.KindOf(h) == ident.Sandbox {
+			out.Sandboxes++
+		}
+	}
+	return out
+}
+
+// DeleteSnapshot deletes a snapshot that no sandbox uses; with d.Cascade also all
+// that were made from it.
+func (s *Service) DeleteSnapshot(ctx context.Context, ref string, d Delete) error {
+	id, _, err := s.resolveSnapshot(ctx, ref)
+	if err != nil {
+		return err
+	}
+	if d.Cascade && d.Force {
+		return errdefs.New(errdefs.ErrInvalid, "cascade and force exclude each other")
+	}
+	ids := []string{id}
+	if d.Cascade {
+		ids = append(ids, s.cfg.Store.Descendants(id)...)
+	}
+	// All or nothing: look before the first one goes.
+	for _, one := range ids {
+		if holders := s.cfg.Store.Holders(one); len(holders) > 0 {
+			return errdefs.WithHint(errdefs.New(errdefs.ErrConflict, "snapshot %s is in use by %s", one, few(holders)), "end them first with: forkd kill")
+		}
+	}
+	for _, one := range slices.Backward(ids) {
+		if err := s.removeSnapshot(ctx, one); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func few(names []string) string {
+	if len(names) > 3 {
+		names = append(slices.Clone(names[:3]), "more")
+	}
+	return strings.Join(names, ", ")
+}
+
+// removeSnapshot deletes one snapshot: files first, so that what the journal still
+// lists after a crash is removed at the next start.
+func (s *Service) removeSnapshot(ctx context.Context, id string) error {
+	s.forgetPool(id)
+	if err := s.cfg.Store.Remove(ctx, id); err != nil && !errors.Is(err, errdefs.ErrNotFound) {
+		if errors.Is(err, errdefs.ErrConflict) {
+			err = errdefs.WithHint(err, "delete what was made from it first, or all of it with --cascade")
+		}
+		return err
+	}
+	return s.cfg.Journal.DeleteSnapshot(ctx, id)
+}
+
+// TagSnapshot gives a snapshot one more tag.
+func (s *Service) TagSnapshot(ctx context.Context, ref, tag string, replace bool) error {
+	id, _, err := s.resolveSnapshot(ctx, ref)
+	if err != nil {
+		return err
+	}
+	if err := ident.CheckTag(tag); err != nil {
+		return err
+	}
+	policy := metadata.KeepTag
+	if replace {
+		policy = metadata.MoveTag
+	}
+	return s.cfg.Journal.SetTag(ctx, tag, id, policy)
+}
+
+// Untag takes a tag away. The snapshot stays.
+func (s *Service) Untag(ctx context.Context, tag string) error {
+	if err := ident.CheckTag(tag); err != nil {
+		return err
+	}
+	return s.cfg.Journal.DeleteTag(ctx, tag)
+}
+
+// recoverSnapshots makes the journal and the store agree: a snapshot that was
+// written but not yet proven is removed, and so are rows without files.
+func (s *Service) recoverSnapshots(ctx context.Context) error {
+	rows, err := s.cfg.Journal.ListSnapshots(ctx)
+	if err != nil {
+		return err
+	}
+	listed := map[string]bool{}
+	for _, row := range rows {
+		listed[row.ID] = true
+		if _, err := s.cfg.Store.Get(row.ID); err == nil && row.Status == string(SnapshotReady) {
+			continue
+		}
+		s.cfg.Log("removing snapshot %s, left %s", row.ID, row.Status)
+		if err := s.removeSnapshot(ctx, row.ID); err != nil {
+			return err
+		}
+	}
+	for _, m := range s.cfg.Store.List() {
+		if listed[m.ID] {
+			continue
+		}
+		// Copied here by hand, or from a lost journal: its files say what it is.
+		row := metadata.Snapshot{ID: m.ID, Status: string(SnapshotReady), CreatedAt: m.CreatedAt}
+		if err := s.cfg.Journal.PutSnapshot(ctx, row); err != nil {
+			return err
+		}
+	}
+	return nil
+}
