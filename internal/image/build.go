@@ -9,10 +9,10 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 
 	"forkd.dev/forkd/internal/errdefs"
 	"forkd.dev/forkd/internal/ident"
+	"forkd.dev/forkd/internal/linux"
 )
 
 // BuildSpec asks for an image of Debian with packages.
@@ -139,7 +139,8 @@ func (s *Store) buildFrom(ctx context.Context, src source, img Image, progress P
 
 // buildDisk fills tree from src, turns it into the disk and removes it.
 func (s *Store) buildDisk(ctx context.Context, src source, tree, disk string, mib int, progress Progress) error {
-	if err := os.Mkdir(tree, 0o755); err != nil {
+	// It becomes the guest's root directory: our umask has no say.
+	if err := errors.Join(os.Mkdir(tree, 0o755), os.Chmod(tree, 0o755)); err != nil {
 		return classify(err)
 	}
 	if err := src.fill(ctx, tree, span(progress, 0, 0.85)); err != nil {
@@ -194,14 +195,12 @@ func (s *Store) publishImage(img Image, whole string) error {
 }
 
 func checkFree(dir string) error {
-	var st syscall.Statfs_t
-	if err := syscall.Statfs(dir, &st); err != nil {
+	space, err := linux.ReadDisk(dir)
+	if err != nil {
 		return fmt.Errorf("measure free space: %w", err)
 	}
-	free := int64(st.Bavail) * st.Bsize
-	if free < minFreeBytes {
-		return errdefs.WithHint(errdefs.New(errdefs.ErrResourceExhausted, "%d MiB are free for images, a build needs %d", free>>20, minFreeBytes>>20),
-			"free disk space, or choose another --data-dir")
+	if space.AvailableBytes < minFreeBytes {
+		return diskIsFull(errdefs.New(errdefs.ErrResourceExhausted, "%d MiB are free for images, a build needs %d", space.AvailableBytes>>20, minFreeBytes>>20))
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package image
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -130,7 +131,7 @@ func explainMmdebstrap(err error) error {
 	}
 	switch {
 	case diskFull.MatchString(tail):
-		return errdefs.WithHint(errdefs.New(errdefs.ErrResourceExhausted, "the host's disk is full: %w", err), "free disk space, or choose another --data-dir")
+		return diskIsFull(fmt.Errorf("the host's disk is full: %w", err))
 	case unmet.MatchString(tail):
 		return errdefs.New(errdefs.ErrInvalid, "the packages cannot be installed together: %w", err)
 	case unreachable.MatchString(tail):

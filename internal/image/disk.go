@@ -16,6 +16,7 @@ import (
 	"syscall"
 
 	"forkd.dev/forkd/internal/errdefs"
+	"forkd.dev/forkd/internal/linux"
 )
 
 const (
@@ -72,7 +73,7 @@ func makeDisk(ctx context.Context, tree, disk string, mib int) error {
 	case err == nil:
 		return nil
 	case diskFull.MatchString(tail):
-		return errdefs.WithHint(errdefs.New(errdefs.ErrResourceExhausted, "the host's disk is full: %w", err), "free disk space, or choose another --data-dir")
+		return diskIsFull(fmt.Errorf("the host's disk is full: %w", err))
 	case guestDiskFull.MatchString(tail):
 		return tooSmall(mib, size.bytes>>20+journalMiB, err)
 	}
@@ -156,13 +157,15 @@ func DigestDisk(ctx context.Context, path string) (string, error) {
 	}
 	put(info.Size())
 	buf, zero := make([]byte, digestBlock), make([]byte, digestBlock)
-	for index := int64(0); index*digestBlock < info.Size(); index++ {
-		if index, err = nextData(f, index); err != nil {
+	for index := int64(0); ; index++ {
+		start, _, more, err := linux.NextData(f, index*digestBlock)
+		if err != nil {
 			return "", fmt.Errorf("digest disk: %w", err)
 		}
-		if index < 0 {
+		if !more {
 			break
 		}
+		index = start / digestBlock
 		if ctx.Err() != nil {
 			return "", fmt.Errorf("digest disk: %w", ctx.Err())
 		}
@@ -180,21 +183,6 @@ func DigestDisk(ctx context.Context, path string) (string, error) {
 }
 
 const digestBlock = 64 << 10
-
-// nextData returns the first block at or after index that may hold data, or -1.
-func nextData(f *os.File, index int64) (int64, error) {
-	const seekData = 3 // SEEK_DATA of lseek(2)
-	off, err := f.Seek(index*digestBlock, seekData)
-	switch {
-	case errors.Is(err, syscall.ENXIO):
-		return -1, nil
-	case errors.Is(err, syscall.EINVAL):
-		return index, nil // no holes on this file system
-	case err != nil:
-		return 0, fmt.Errorf("seek data: %w", err)
-	}
-	return off / digestBlock, nil
-}
 
 // physicalBytes is what a file takes on the host.
 func physicalBytes(path string) (int64, error) {

@@ -171,13 +171,17 @@ func readBounded(path string, limit int64) ([]byte, error) {
 func classify(err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return errdefs.WithHint(errdefs.As(errdefs.ErrResourceExhausted, err), "free disk space, or choose another --data-dir")
+		return diskIsFull(err)
 	case errors.Is(err, fs.ErrNotExist):
 		return errdefs.As(errdefs.ErrNotFound, err)
 	case errors.Is(err, fs.ErrPermission):
 		return errdefs.As(errdefs.ErrPermission, err)
 	}
 	return err
+}
+
+func diskIsFull(err error) error {
+	return errdefs.WithHint(errdefs.As(errdefs.ErrResourceExhausted, err), "free disk space, or choose another --data-dir")
 }
 
 func ignoreMissing(err error) error {

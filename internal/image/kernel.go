@@ -92,6 +92,24 @@ func (s *Store) newestKernel() (Kernel, error) {
 	return newest, nil
 }
 
+// openKernel is readKernel for calls that must be fast: a kernel does not change.
+func (s *Store) openKernel(digest string) (Kernel, error) {
+	s.mu.Lock()
+	k, ok := s.kernels[digest]
+	s.mu.Unlock()
+	if ok {
+		return k, nil
+	}
+	k, err := s.readKernel(digest)
+	if err != nil {
+		return Kernel{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.kernels[digest] = k
+	return k, nil
+}
+
 // readKernel reads the description of a stored kernel and checks that its files
 // are there; their content was checked when it was stored.
 func (s *Store) readKernel(digest string) (Kernel, error) {
@@ -159,7 +177,7 @@ func (s *Store) fetchKernel(ctx context.Context, progress Progress) (Kernel, err
 
 func explainUnpack(err error) error {
 	if diskFull.MatchString(tailOf(err)) {
-		return errdefs.WithHint(errdefs.As(errdefs.ErrResourceExhausted, err), "free disk space, or choose another --data-dir")
+		return diskIsFull(err)
 	}
 	return err
 }

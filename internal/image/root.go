@@ -35,7 +35,7 @@ func (s *Store) Root(ctx context.Context, id string) (engine.Root, error) {
 	if info, err := os.Lstat(disk); err != nil || info.Size() != int64(img.DiskMiB)<<20 {
 		return fail(errdefs.New(errdefs.ErrCorrupt, "its disk is missing or has the wrong size"))
 	}
-	k, err := s.readKernel(img.KernelDigest)
+	k, err := s.openKernel(img.KernelDigest)
 	if err != nil {
 		return fail(errdefs.WithHint(errdefs.New(errdefs.ErrCorrupt, "its guest kernel %s: %w", img.KernelRelease, err), "build the image again with --replace"))
 	}

@@ -195,7 +195,7 @@ func stanzaSources(stanza map[string]string) []aptSource {
 		for suite := range strings.FieldsSeq(stanza["suites"]) {
 			out = append(out, aptSource{
 				uri: uri, suite: suite,
-				components: strings.Fields(stanza["components"]), signedBy: stanza["signed-by"],
+				components: strings.Fields(stanza["components"]), signedBy: strings.TrimSpace(stanza["signed-by"]),
 			})
 		}
 	}

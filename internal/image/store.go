@@ -49,7 +49,7 @@ type Image struct {
 
 // Progress is told the step a long call is in and how much of the whole is done,
 // from 0 to 1. Calls come from one goroutine at a time.
-type Progress func(step string, fraction float64)
+type Progress = func(step string, fraction float64)
 
 // Store builds and keeps images. Its methods may be called concurrently; builds
 // run one after another.
@@ -64,7 +64,7 @@ type Store struct {
 	broken   map[string]error  // +checklocks:mu
 	names    map[string]string // +checklocks:mu
 	reserved map[string]bool   // +checklocks:mu names being built
-	kernel   *Kernel           // +checklocks:mu the newest
+	kernels  map[string]Kernel // +checklocks:mu by digest, as read or fetched before
 }
 
 // New opens the store, removes what a crash left half-made and reads the
@@ -83,7 +83,7 @@ func New(cfg Config) (*Store, error) {
 	s := &Store{
 		cfg: cfg, agentDigest: hex.EncodeToString(sum[:]),
 		building: newSlot(), kernelWork: newSlot(), initramfsWork: newSlot(),
-		images: map[string]Image{}, broken: map[string]error{}, names: map[string]string{}, reserved: map[string]bool{},
+		images: map[string]Image{}, broken: map[string]error{}, names: map[string]string{}, reserved: map[string]bool{}, kernels: map[string]Kernel{},
 	}
 	for _, dir := range []string{cfg.Dir, cfg.CacheDir, cfg.KernelDir, cfg.InitramfsDir} {
 		if dir == "" || !filepath.IsAbs(dir) {
