@@ -33,9 +33,7 @@ type tree struct {
 	files []*source
 }
 
-// module parses the module once.
-//
-//nolint:gochecknoglobals // a cache of what is on disk, shared by the tests
+// module parses the module once for all tests.
 var module = sync.OnceValues(func() (*tree, error) {
 	root, err := filepath.Abs("../..")
 	if err != nil {

@@ -95,10 +95,10 @@ func openThrowawayVM() (vm *throwawayVM, err error) {
 		return nil, fmt.Errorf("open /dev/kvm: %w", classify(err))
 	}
 	defer unix.Close(dev)
-	if v, err := kvmIoctl(dev, kvmGetAPIVersion, 0); err != nil || v != kvmAPIVersion {
+	if v, err := kvmIoctl(dev, kvmGetAPIVersion); err != nil || v != kvmAPIVersion {
 		return nil, errdefs.New(errdefs.ErrUnsupported, "KVM has API version %d, want %d (%v)", v, kvmAPIVersion, err)
 	}
-	size, err := kvmIoctl(dev, kvmGetVCPUMmapSize, 0)
+	size, err := kvmIoctl(dev, kvmGetVCPUMmapSize)
 	if err != nil {
 		return nil, fmt.Errorf("KVM_GET_VCPU_MMAP_SIZE: %w", classify(err))
 	}
@@ -111,13 +111,13 @@ func openThrowawayVM() (vm *throwawayVM, err error) {
 			vm.close()
 		}
 	}()
-	if vm.vm, err = kvmIoctl(dev, kvmCreateVM, 0); err != nil {
+	if vm.vm, err = kvmIoctl(dev, kvmCreateVM); err != nil {
 		return nil, fmt.Errorf("KVM_CREATE_VM: %w", classify(err))
 	}
 	if err := vm.addMemory(); err != nil {
 		return nil, err
 	}
-	if vm.vcpu, err = kvmIoctl(vm.vm, kvmCreateVCPU, 0); err != nil {
+	if vm.vcpu, err = kvmIoctl(vm.vm, kvmCreateVCPU); err != nil {
 		return nil, fmt.Errorf("KVM_CREATE_VCPU: %w", classify(err))
 	}
 	if vm.run, err = unix.Mmap(vm.vcpu, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
@@ -200,7 +200,7 @@ func (vm *throwawayVM) runFor(ctx context.Context, limit time.Duration) (left ui
 	start := time.Now()
 	halted := false
 	for !halted && ctx.Err() == nil && time.Since(start) < limit {
-		_, err := kvmIoctlOnce(vm.vcpu, kvmRun, 0)
+		_, err := kvmIoctlOnce(vm.vcpu, kvmRun)
 		if errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) {
 			continue
 		}
@@ -252,7 +252,7 @@ func (vm *throwawayVM) kickAfter(ctx context.Context, limit time.Duration, tid i
 // tscKHz returns the rate at which the vCPU's time stamp counter runs: the host's,
 // since nothing scaled it.
 func (vm *throwawayVM) tscKHz() (uint64, error) {
-	khz, err := kvmIoctl(vm.vcpu, kvmGetTSCkHz, 0)
+	khz, err := kvmIoctl(vm.vcpu, kvmGetTSCkHz)
 	if err != nil {
 		return 0, fmt.Errorf("KVM_GET_TSC_KHZ: %w", classify(err))
 	}
@@ -262,14 +262,15 @@ func (vm *throwawayVM) tscKHz() (uint64, error) {
 	return uint64(khz), nil
 }
 
-func kvmIoctl(fd int, request, arg uintptr) (int, error) {
-	return retryEINTR(func() (int, error) { return kvmIoctlOnce(fd, request, arg) })
+// kvmIoctl makes a request that takes no argument.
+func kvmIoctl(fd int, request uintptr) (int, error) {
+	return retryEINTR(func() (int, error) { return kvmIoctlOnce(fd, request) })
 }
 
 // kvmIoctlOnce uses Syscall, never RawSyscall: KVM_RUN would block the garbage
 // collector for as long as the guest runs.
-func kvmIoctlOnce(fd int, request, arg uintptr) (int, error) {
-	v, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, arg)
+func kvmIoctlOnce(fd int, request uintptr) (int, error) {
+	v, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, 0)
 	if errno != 0 {
 		return -1, errno
 	}

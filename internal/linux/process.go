@@ -68,7 +68,7 @@ func (p Process) Open() (*ProcessHandle, error) {
 		return nil, fmt.Errorf("open process %d: %w", p.PID, classify(err))
 	}
 	if err := unix.SetNonblock(fd, true); err != nil {
-		unix.Close(fd)
+		_ = unix.Close(fd)
 		return nil, fmt.Errorf("open process %d: set nonblocking: %w", p.PID, classify(err))
 	}
 	h := &ProcessHandle{process: p, file: os.NewFile(uintptr(fd), "pidfd")}
@@ -78,7 +78,7 @@ func (p Process) Open() (*ProcessHandle, error) {
 		err = errdefs.New(errdefs.ErrNotFound, "its pid belongs to another process now")
 	}
 	if err != nil {
-		h.Close()
+		_ = h.Close()
 		return nil, fmt.Errorf("open process %d started at %d: %w", p.PID, p.Start, err)
 	}
 	return h, nil
@@ -184,7 +184,7 @@ func CPUTime(pid int) (time.Duration, error) {
 	}
 	// make_process_cpuclock(pid, CPUCLOCK_SCHED) of linux/posix-timers.h.
 	const cpuclockSched = 2
-	clock := int32(^uint32(pid)<<3 | cpuclockSched) //nolint:gosec // the kernel's own encoding, negative by design
+	clock := int32(^uint32(pid)<<3 | cpuclockSched) // the kernel's own encoding, negative by design
 	var ts unix.Timespec
 	if err := unix.ClockGettime(clock, &ts); err != nil {
 		if errors.Is(err, unix.EINVAL) { // how the kernel says that there is no such process

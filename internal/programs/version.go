@@ -3,7 +3,7 @@ package programs
 import "runtime/debug"
 
 // stamp is set by the linker: -X forkd.dev/forkd/internal/programs.stamp=VERSION.
-var stamp string //nolint:gochecknoglobals // only the linker writes it
+var stamp string // written by the linker only
 
 // Version returns the version this program was built as: the linker's stamp, or
 // what Go recorded about the commit, or "devel".
