@@ -223,10 +223,10 @@ func TestDamage(t *testing.T) {
 				t.Fatalf("got %v, want %v", err, c.want)
 			}
 			class := errdefs.ErrCorrupt
-			if c.want == ErrVersion {
+			if errors.Is(c.want, ErrVersion) {
 				class = errdefs.ErrIncompatible
 			}
-			if got := errdefs.Class(err); got != class {
+			if got := errdefs.Class(err); !errors.Is(got, class) {
 				t.Errorf("class is %v", got)
 			}
 		})
@@ -284,7 +284,7 @@ func FuzzOpen(f *testing.F) {
 		}
 		r, err := Open(bytes.NewReader(b), int64(len(b)))
 		if err != nil {
-			if c := errdefs.Class(err); c != errdefs.ErrCorrupt && c != errdefs.ErrIncompatible {
+			if c := errdefs.Class(err); !errors.Is(c, errdefs.ErrCorrupt) && !errors.Is(c, errdefs.ErrIncompatible) {
 				t.Fatalf("class %v of %v", c, err)
 			}
 			return

@@ -124,7 +124,7 @@ func (d *DB) query(ctx context.Context, scan func(*sql.Rows) error, query string
 	if err != nil {
 		return d.readError(ctx, err)
 	}
-	defer rows.Close()
+	defer func() { _ = rows.Close() }() // its error is that of rows.Err
 	for rows.Next() {
 		if err := scan(rows); err != nil {
 			return d.readError(ctx, err)

@@ -47,7 +47,7 @@ func openIn(t testing.TB, dir string) *DB {
 
 func wantClass(t testing.TB, err, class error) {
 	t.Helper()
-	if errdefs.Class(err) != class {
+	if !errors.Is(errdefs.Class(err), class) {
 		t.Errorf("got %v (class %v), want class %v", err, errdefs.Class(err), class)
 	}
 }
@@ -238,16 +238,16 @@ func TestGroupCommit(t *testing.T) {
 func writeUntilKilled(dir string) {
 	d, err := Open(context.Background(), Config{Dir: dir})
 	if err != nil {
-		fmt.Println("error", err)
+		fmt.Fprintln(os.Stdout, "error", err)
 		os.Exit(1)
 	}
 	for {
 		pair := []Sandbox{{ID: ident.New(ident.Sandbox), Batch: "b"}, {ID: ident.New(ident.Sandbox), Batch: "b"}}
 		if err := d.InsertSandboxes(context.Background(), pair); err != nil {
-			fmt.Println("error", err)
+			fmt.Fprintln(os.Stdout, "error", err)
 			os.Exit(1)
 		}
-		fmt.Println(pair[0].ID, pair[1].ID)
+		fmt.Fprintln(os.Stdout, pair[0].ID, pair[1].ID)
 	}
 }
 

@@ -103,7 +103,7 @@ func migrate(ctx context.Context, conn *sql.Conn) error {
 	fmt.Fprintf(&script, "\nINSERT OR IGNORE INTO meta VALUES ('installation', '%s');", strings.ToLower(rand.Text()[:20]))
 	fmt.Fprintf(&script, "\nPRAGMA application_id = %d; PRAGMA user_version = %d; COMMIT;", applicationID, len(migrations))
 	if _, err := conn.ExecContext(ctx, script.String()); err != nil {
-		conn.ExecContext(context.WithoutCancel(ctx), "ROLLBACK")
+		// The caller closes the connection, which rolls back.
 		return fmt.Errorf("migrate from version %d to %d: %w", have, len(migrations), classify(err))
 	}
 	return nil

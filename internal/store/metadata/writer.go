@@ -22,6 +22,7 @@ const maxBatch = 256
 
 // writer owns the only connection that writes and the goroutine that uses it.
 type writer struct {
+	ctx   context.Context // never canceled: interrupting SQLite would undo a whole batch
 	db    *sql.DB
 	conn  *sql.Conn
 	calls chan *call // unbuffered: a call that was received is always answered
@@ -50,6 +51,7 @@ func openWriter(ctx context.Context, dsn string) (*writer, error) {
 		return nil, errors.Join(classify(err), db.Close())
 	}
 	w := &writer{
+		ctx:   context.WithoutCancel(ctx),
 		db:    db,
 		conn:  conn,
 		calls: make(chan *call),
@@ -155,7 +157,7 @@ func (w *writer) transact(batch []*call, kind durability) error {
 			return err
 		}
 		// A failure leaves FULL: slower, not less safe.
-		defer w.synchronous(relaxed)
+		defer func() { _ = w.synchronous(relaxed) }()
 	}
 	t := &tx{w: w}
 	if _, err := t.exec("BEGIN IMMEDIATE"); err != nil {
@@ -163,12 +165,12 @@ func (w *writer) transact(batch []*call, kind durability) error {
 	}
 	for _, c := range batch {
 		if err := t.savepoint(c); err != nil {
-			t.exec("ROLLBACK")
+			t.rollback()
 			return err
 		}
 	}
 	if _, err := t.exec("COMMIT"); err != nil {
-		t.exec("ROLLBACK")
+		t.rollback()
 		return err
 	}
 	return nil
@@ -179,7 +181,7 @@ func (w *writer) synchronous(kind durability) error {
 	if kind == durable {
 		mode = "FULL"
 	}
-	_, err := w.conn.ExecContext(context.Background(), "PRAGMA synchronous = "+mode)
+	_, err := w.conn.ExecContext(w.ctx, "PRAGMA synchronous = "+mode)
 	return classify(err)
 }
 
@@ -207,21 +209,23 @@ func (t *tx) prepare(query string) (*sql.Stmt, error) {
 	if s := t.w.stmts[query]; s != nil {
 		return s, nil
 	}
-	s, err := t.w.conn.PrepareContext(context.Background(), query)
+	s, err := t.w.conn.PrepareContext(t.w.ctx, query)
 	if err == nil {
 		t.w.stmts[query] = s
 	}
 	return s, err
 }
 
-// exec runs a constant statement and returns the number of rows it changed. It
-// has no context: interrupting SQLite would undo the other calls of the batch.
+// rollback fails only if SQLite has rolled back by itself.
+func (t *tx) rollback() { _, _ = t.exec("ROLLBACK") }
+
+// exec runs a constant statement and returns the number of rows it changed.
 func (t *tx) exec(query string, args ...any) (int64, error) {
 	s, err := t.prepare(query)
 	if err != nil {
 		return 0, err
 	}
-	r, err := s.Exec(args...)
+	r, err := s.ExecContext(t.w.ctx, args...)
 	if err != nil {
 		return 0, err
 	}
@@ -234,11 +238,11 @@ func (t *tx) strings(query string, args ...any) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	rows, err := s.Query(args...)
+	rows, err := s.QueryContext(t.w.ctx, args...)
 	if err != nil {
 		return nil, err
 	}
-	defer rows.Close()
+	defer func() { _ = rows.Close() }()
 	var out []string
 	for rows.Next() {
 		var v string

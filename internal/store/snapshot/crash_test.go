@@ -202,7 +202,7 @@ const childDir = "FORKD_TEST_SNAPSHOT_DIR"
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(childDir); dir != "" {
 		if err := churn(dir); err != nil {
-			fmt.Println("error", err)
+			fmt.Fprintln(os.Stdout, "error", err)
 			os.Exit(1)
 		}
 	}
@@ -221,16 +221,16 @@ func churn(dir string) error {
 		if err := publish(context.Background(), s, first, ""); err != nil {
 			return err
 		}
-		fmt.Println("+" + first)
+		fmt.Fprintln(os.Stdout, "+"+first)
 		if err := publish(context.Background(), s, second, first); err != nil {
 			return err
 		}
-		fmt.Println("+" + second)
-		fmt.Println("?" + second)
+		fmt.Fprintln(os.Stdout, "+"+second)
+		fmt.Fprintln(os.Stdout, "?"+second)
 		if err := s.Remove(context.Background(), second); err != nil {
 			return err
 		}
-		fmt.Println("-" + second)
+		fmt.Fprintln(os.Stdout, "-"+second)
 	}
 }
 

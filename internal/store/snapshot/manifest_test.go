@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"bytes"
+	"errors"
 	"flag"
 	"math"
 	"os"
@@ -56,7 +57,7 @@ func mustEncode(t testing.TB, m Manifest) (Manifest, []byte) {
 
 func wantClass(t testing.TB, err, class error) {
 	t.Helper()
-	if errdefs.Class(err) != class {
+	if !errors.Is(errdefs.Class(err), class) {
 		t.Errorf("got %v (class %v), want class %v", err, errdefs.Class(err), class)
 	}
 }
@@ -188,7 +189,7 @@ func FuzzManifest(f *testing.F) {
 		parentOf(b)
 		m, err := decodeManifest(b)
 		if err != nil {
-			if c := errdefs.Class(err); c != errdefs.ErrCorrupt && c != errdefs.ErrIncompatible {
+			if c := errdefs.Class(err); !errors.Is(c, errdefs.ErrCorrupt) && !errors.Is(c, errdefs.ErrIncompatible) {
 				t.Fatalf("class %v of %v", c, err)
 			}
 			return
