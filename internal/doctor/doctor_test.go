@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"os"
 	"strings"
@@ -181,7 +182,7 @@ func TestAuto(t *testing.T) {
 // TestJSON pins the names that scripts read.
 func TestJSON(t *testing.T) {
 	r := Report{Engine: Choice{"qemu", "why"}, Checks: []Check{{"kvm", Warn, "slow", "buy"}}}
-	b, err := r.JSON()
+	b, err := json.Marshal(r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -194,7 +195,7 @@ func TestJSON(t *testing.T) {
 func TestText(t *testing.T) {
 	var b strings.Builder
 	r := Report{Engine: Choice{"", "nothing"}, Checks: []Check{{"kvm", Warn, "slow", "buy"}, {"disk", Pass, "big", ""}}}
-	if err := r.Text(&b); err != nil {
+	if err := r.WriteText(&b); err != nil {
 		t.Fatal(err)
 	}
 	const want = `WARN  kvm   slow
@@ -217,7 +218,7 @@ func TestThisHost(t *testing.T) {
 	r := Run(t.Context(), in)
 	checkInvariants(t, r)
 	var b strings.Builder
-	if err := r.Text(&b); err != nil {
+	if err := r.WriteText(&b); err != nil {
 		t.Fatal(err)
 	}
 	t.Log("\n" + b.String())

@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
@@ -53,17 +52,8 @@ func (r Report) count(s Status) int {
 	return n
 }
 
-// JSON renders the report for programs.
-func (r Report) JSON() ([]byte, error) {
-	b, err := json.Marshal(r)
-	if err != nil {
-		return nil, fmt.Errorf("encode report: %w", err)
-	}
-	return b, nil
-}
-
-// Text renders the report for people.
-func (r Report) Text(w io.Writer) error {
+// WriteText renders the report for people.
+func (r Report) WriteText(w io.Writer) error {
 	width := 0
 	for _, c := range r.Checks {
 		width = max(width, len(c.Name))

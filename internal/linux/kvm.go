@@ -23,7 +23,7 @@ const kvmProbeTime = 100 * time.Millisecond
 // KVMSpeed is how fast KVM runs supervisor-mode code.
 type KVMSpeed struct {
 	Instructions uint64
-	Took         time.Duration
+	Took         time.Duration // processor time
 }
 
 // MIPS returns millions of instructions per second.
