@@ -19,7 +19,9 @@ type Agent interface {
 	Ping(ctx context.Context) (agentwire.Pong, error)
 	Exec(ctx context.Context, req agentwire.ExecRequest) (agentwire.ExecResult, error)
 	Eval(ctx context.Context, req agentwire.EvalRequest) (agentwire.EvalResult, error)
-	WarmStart(ctx context.Context, language, code string) error
+	// WarmStart starts the runner of language and runs code in it. What the code
+	// raised stands in the result.
+	WarmStart(ctx context.Context, language, code string) (agentwire.EvalResult, error)
 	Capturer
 	VerdictFork(ctx context.Context, id agentwire.Identity) (agentwire.Receipt, error)
 	Close() error
@@ -27,13 +29,13 @@ type Agent interface {
 
 // Capturer is the agent's part in a capture.
 type Capturer interface {
-	// Prepare freezes user processes and writes file systems out.
-	Prepare(ctx context.Context) error
+	// Prepare freezes user processes and, if asked, writes file systems out.
+	Prepare(ctx context.Context, m agentwire.Prepare) error
 	// Commit is the last message before the stop. From then on the agent waits
 	// without limit for a verdict.
 	Commit(ctx context.Context) error
 	// VerdictSource tells the agent that it is the source and goes on.
-	VerdictSource(ctx context.Context, now time.Time) error
+	VerdictSource(ctx context.Context) error
 }
 
 // ConnectFunc says hello to the agent at the other end of conn, which it owns

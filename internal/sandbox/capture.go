@@ -269,14 +269,19 @@ func (b *builder) warm(ctx context.Context) error {
 		return nil
 	}
 	b.progress("warming python", -1)
-	err := b.call(ctx, b.req.ExecTimeout, func(ctx context.Context, a Agent) error {
-		return a.WarmStart(ctx, "python", b.req.Warm)
+	var res agentwire.EvalResult
+	err := b.call(ctx, b.req.ExecTimeout, func(ctx context.Context, a Agent) (err error) {
+		res, err = a.WarmStart(ctx, "python", b.req.Warm)
+		return err
 	})
 	if err != nil && b.req.Warm == "" && errors.Is(err, errdefs.ErrUnsupported) {
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("warm python: %w", err)
+	}
+	if res.Error != "" {
+		return errdefs.New(errdefs.ErrInvalid, "warm code failed: %s\n%s", res.Error, res.Traceback)
 	}
 	return nil
 }
@@ -349,7 +354,7 @@ func (b *builder) capture(ctx context.Context) error {
 		if pong, err = a.Ping(ctx); err != nil {
 			return err
 		}
-		if err := a.Prepare(ctx); err != nil {
+		if err := a.Prepare(ctx, agentwire.Prepare{Sync: true}); err != nil {
 			return err
 		}
 		return a.Commit(ctx)

@@ -1,0 +1,41 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"forkd.dev/forkd/internal/cli"
+)
+
+// Main runs the command line args (without the program's name) with this
+// process's streams and returns the exit code.
+func Main(ctx context.Context, args []string, version string) int {
+	dataDir := func(given string) string {
+		if given != "" {
+			return given
+		}
+		return DefaultDataDir(os.Getenv)
+	}
+	return cli.Run(ctx, args, cli.Env{
+		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Version: version,
+		StartPrivateDaemon: func(ctx context.Context) (string, func() error, error) {
+			return startPrivate(ctx, dataDir(os.Getenv("FORKD_DATA_DIR")))
+		},
+		Serve: func(ctx context.Context, o cli.ServeOptions) error {
+			opts := Options{ServeOptions: o, Version: version, Log: os.Stderr}
+			if dir := os.Getenv(privateEnv); dir != "" {
+				opts.DataDir, opts.Private, opts.Lifeline = dir, true, os.Stdin
+				opts.Ready = func(socket string) { fmt.Println(socket) }
+			}
+			opts.DataDir = dataDir(opts.DataDir)
+			return Serve(ctx, opts)
+		},
+		Doctor: func(ctx context.Context) (cli.DoctorReport, error) {
+			return diagnose(ctx, dataDir(os.Getenv("FORKD_DATA_DIR")))
+		},
+		Cleanup: func(ctx context.Context, o cli.CleanupOptions) ([]string, error) {
+			return cleanup(ctx, dataDir(o.DataDir), o.Apply)
+		},
+	})
+}

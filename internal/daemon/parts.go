@@ -1,0 +1,135 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/engine/qemu"
+	"forkd.dev/forkd/internal/errdefs"
+	"forkd.dev/forkd/internal/guest"
+	"forkd.dev/forkd/internal/image"
+	"forkd.dev/forkd/internal/programs"
+	"forkd.dev/forkd/internal/sandbox"
+	"forkd.dev/forkd/internal/store/metadata"
+	"forkd.dev/forkd/internal/store/snapshot"
+)
+
+// poolSize is how many prepared processes a daemon keeps for each snapshot in
+// use. Each owns about 17 MiB and no CPU.
+const poolSize = 8
+
+// parts is everything a daemon is made of, in the order in which it is opened.
+type parts struct {
+	journal *metadata.DB
+	images  *image.Store
+	store   *snapshot.Store
+	engine  engine.Driver
+	service *sandbox.Service
+}
+
+func openParts(ctx context.Context, o Options, log *slog.Logger) (_ *parts, err error) {
+	agent, err := programs.Agent()
+	if err != nil {
+		return nil, err
+	}
+	p := &parts{}
+	defer func() {
+		if err != nil {
+			closeCtx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+			defer cancel()
+			err = errors.Join(err, p.close(closeCtx))
+		}
+	}()
+	if p.journal, err = openJournal(ctx, o, log); err != nil {
+		return nil, err
+	}
+	logf := func(format string, args ...any) { log.Info(fmt.Sprintf(format, args...)) }
+	dir := func(name string) string { return filepath.Join(o.DataDir, name) }
+	p.images, err = image.New(image.Config{
+		Dir: dir("images"), CacheDir: dir("cache"), KernelDir: dir("kernels"), InitramfsDir: dir("initramfs"),
+		Agent: agent, Log: logf,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if p.store, err = snapshot.Open(snapshot.Config{Dir: dir("snapshots")}); err != nil {
+		return nil, err
+	}
+	if p.engine, err = openEngine(ctx, o, dir("engine"), p.journal.Installation(), logf); err != nil {
+		return nil, err
+	}
+	cfg := sandbox.Config{
+		Dir: dir("sandboxes"), Engine: p.engine, Images: p.images, Store: p.store, Journal: p.journal,
+		Connect: connect, MaxSandboxes: o.MaxSandboxes, PoolSize: poolSize, Log: logf,
+	}
+	if o.Private {
+		cfg.Session, cfg.PoolSize = fmt.Sprintf("private-%d", os.Getpid()), 0
+	}
+	p.service, err = sandbox.New(ctx, cfg)
+	return p, err
+}
+
+// openEngine starts the engine that was asked for; auto is qemu until this
+// version has others.
+func openEngine(ctx context.Context, o Options, dir, installation string, logf func(string, ...any)) (engine.Driver, error) {
+	if o.Engine != "" && o.Engine != "auto" && o.Engine != qemu.Name {
+		return nil, errdefs.WithHint(errdefs.New(errdefs.ErrInvalid, "there is no engine %.40q", o.Engine), "use auto or qemu")
+	}
+	qemuDir := filepath.Join(dir, qemu.Name)
+	if err := os.MkdirAll(qemuDir, 0o711); err != nil {
+		return nil, fmt.Errorf("create engine directory: %w", err)
+	}
+	return qemu.New(ctx, qemu.Config{Dir: qemuDir, Installation: installation, Log: logf})
+}
+
+// openJournal opens the journal; a private daemon waits until another one has
+// given the data directory back.
+func openJournal(ctx context.Context, o Options, log *slog.Logger) (*metadata.DB, error) {
+	retry := time.NewTicker(200 * time.Millisecond)
+	defer retry.Stop()
+	for waited := false; ; waited = true {
+		db, err := metadata.Open(ctx, metadata.Config{Dir: o.DataDir})
+		if err == nil || !o.Private || !errors.Is(err, errdefs.ErrConflict) {
+			return db, err
+		}
+		if !waited {
+			log.Info("waiting for the data directory", "why", err)
+		}
+		select {
+		case <-retry.C:
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
+}
+
+// close closes the parts in reverse order.
+func (p *parts) close(ctx context.Context) error {
+	var errs []error
+	if p.service != nil {
+		errs = append(errs, p.service.Close(ctx))
+	}
+	if p.engine != nil {
+		errs = append(errs, p.engine.Close())
+	}
+	if p.journal != nil {
+		errs = append(errs, p.journal.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// connect says hello to an agent.
+func connect(ctx context.Context, conn net.Conn) (sandbox.Agent, error) {
+	c, err := guest.Connect(ctx, conn, guest.Options{})
+	if err != nil {
+		return nil, err // not a nil *Client in an interface
+	}
+	return c, nil
+}
