@@ -53,7 +53,8 @@ network() {
 
 cgroups() {
 	[[ -d /sys/fs/cgroup ]] || return 0
-	find /sys/fs/cgroup -type d -name 'forkd*' -printf 'cgroup %p\n' 2>/dev/null || true
+	# forkd-daemon is where a process of ours may live; it ends with its login session or unit.
+	find /sys/fs/cgroup -type d -name 'forkd*' ! -name forkd-daemon -printf 'cgroup %p\n' 2>/dev/null || true
 	find /sys/fs/cgroup -type d -path '*/forkd*/*' -printf 'cgroup %p\n' 2>/dev/null || true
 }
 

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -101,41 +102,41 @@ func (g *Group) create(layout Layout, limits Limits) error {
 	if err != nil {
 		return err
 	}
-	for _, c := range controllers {
-		h, _ := layout.Controller(c)
-		if err := g.use(h, c); err != nil {
+	for _, h := range layout.Hierarchies {
+		used := slices.DeleteFunc(slices.Clone(controllers), func(c string) bool {
+			first, _ := layout.Controller(c)
+			return first.Mount != h.Mount
+		})
+		if len(used) == 0 {
+			continue
+		}
+		if err := g.makeIn(h, used); err != nil {
 			return err
 		}
 	}
 	return g.apply(limits)
 }
 
-// use makes the group's directory in h, if it is not there yet, for controller c.
-func (g *Group) use(h Hierarchy, c string) error {
+// makeIn makes the group's directory in h for controllers.
+func (g *Group) makeIn(h Hierarchy, controllers []string) error {
 	base := h.Dir()
-	if h.Version == 2 {
-		if filepath.Base(base) == daemonLeaf {
-			base = filepath.Dir(base)
-		}
-		if err := handDown(base, c); err != nil {
+	if h.Version == 1 {
+		controllers = nil // v1 has them in every group
+	} else {
+		var err error
+		if base, err = delegate(h, controllers); err != nil {
 			return err
 		}
 	}
 	parent := filepath.Join(base, g.Parent)
 	path := filepath.Join(parent, g.Leaf)
-	for i := range g.dirs {
-		if g.dirs[i].path == path {
-			// One hierarchy, a further controller: the parent hands it down, too.
-			return handDownV2(h, parent, c)
-		}
-	}
-	// The parent may vanish between the two steps, when somebody removes the last
-	// other group in it.
+	// The parent may vanish between the steps, when somebody removes the last other
+	// group in it.
 	for {
 		if err := os.Mkdir(parent, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 			return fmt.Errorf("make %s: %w", parent, classify(err))
 		}
-		if err := handDownV2(h, parent, c); err != nil && !errors.Is(err, errdefs.ErrNotFound) {
+		if err := enable(parent, controllers); err != nil && !errors.Is(err, errdefs.ErrNotFound) {
 			return err
 		}
 		err := os.Mkdir(path, 0o755)
@@ -150,46 +151,67 @@ func (g *Group) use(h Hierarchy, c string) error {
 	}
 }
 
-func handDownV2(h Hierarchy, dir, controller string) error {
-	if h.Version != 2 {
-		return nil
-	}
-	return enable(dir, controller)
-}
-
-// handDown lets the subgroups of base use controller. If base holds processes the
-// kernel refuses; then this process moves out of the way.
-func handDown(base, controller string) error {
-	err := enable(base, controller)
+// delegate finds the group of a v2 hierarchy below which new ones can have
+// controllers. It is our own group, if it holds nobody else: the kernel wants
+// processes in leaves only, so this one moves into a leaf. Else it is the top of
+// the hierarchy, which is exempt from that (and which only root can use).
+func delegate(h Hierarchy, controllers []string) (string, error) {
+	own := h.Dir()
+	err := enable(own, controllers)
 	if !errors.Is(err, unix.EBUSY) {
-		return err
+		return own, err
 	}
-	leaf := filepath.Join(base, daemonLeaf)
-	if err := os.Mkdir(leaf, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("make %s: %w", leaf, classify(err))
+	alone, err := onlyMember(own)
+	if err != nil {
+		return "", err
 	}
-	if err := writeFile(filepath.Join(leaf, "cgroup.procs"), strconv.Itoa(os.Getpid())); err != nil {
-		return err
-	}
-	if err := enable(base, controller); err != nil {
-		return errdefs.WithHint(errdefs.New(errdefs.ErrUnsupported, "control group %s holds other processes, so it cannot hand down %s: %w", base, controller, err),
+	if !alone {
+		if h.Own != "/" && enable(h.Mount, controllers) == nil && unix.Access(h.Mount, unix.W_OK) == nil {
+			return h.Mount, nil
+		}
+		return "", errdefs.WithHint(errdefs.New(errdefs.ErrUnsupported, "control group %s holds other processes, so it cannot hand down controllers", own),
 			"start forkd in a group of its own: systemd-run --scope -p Delegate=yes, or a unit with Delegate=yes")
 	}
-	return nil
+	leaf := filepath.Join(own, daemonLeaf)
+	if err := os.Mkdir(leaf, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", fmt.Errorf("make %s: %w", leaf, classify(err))
+	}
+	if err := writeFile(filepath.Join(leaf, "cgroup.procs"), strconv.Itoa(os.Getpid())); err != nil {
+		return "", err
+	}
+	return own, enable(own, controllers)
 }
 
-func enable(dir, controller string) error {
+// onlyMember tells whether the group at path holds no process but this one.
+func onlyMember(path string) (bool, error) {
+	b, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
+	if err != nil {
+		return false, fmt.Errorf("list processes of %s: %w", path, classify(err))
+	}
+	members := strings.Fields(string(b))
+	return len(members) == 1 && members[0] == strconv.Itoa(os.Getpid()), nil
+}
+
+// enable lets the subgroups of dir use controllers.
+func enable(dir string, controllers []string) error {
+	if len(controllers) == 0 {
+		return nil
+	}
 	file := filepath.Join(dir, "cgroup.subtree_control")
 	b, err := os.ReadFile(file)
 	if err != nil {
 		return fmt.Errorf("read %s: %w", file, classify(err))
 	}
-	for _, have := range strings.Fields(string(b)) {
-		if have == controller {
-			return nil
+	have := strings.Fields(string(b))
+	for _, c := range controllers {
+		if slices.Contains(have, c) {
+			continue
+		}
+		if err := writeFile(file, "+"+c); err != nil {
+			return err
 		}
 	}
-	return writeFile(file, "+"+controller)
+	return nil
 }
 
 // apply writes the limits into the group's files.

@@ -12,6 +12,8 @@
 // control group than the one that made the group.
 //
 // On v2 a group with processes of its own cannot hand controllers to subgroups. If
-// that stands in the way, Create moves the calling process, and no other, into a
-// leaf named forkd-daemon beside the new groups.
+// that stands in the way and the calling process is alone in its group, Create
+// moves it into a leaf named forkd-daemon beside the new groups. It moves no other
+// process: with company (a login session) it uses the top of the hierarchy, which
+// needs root.
 package cgroup

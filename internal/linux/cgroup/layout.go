@@ -31,7 +31,7 @@ const (
 type Hierarchy struct {
 	Version     int // 1 or 2
 	Mount       string
-	Own         string // this process's group, relative to Mount: "/" or "/a/b"
+	Own         string // this process's group, relative to Mount: "/" or "/a/b"; new groups go below it
 	Controllers []string
 	Writable    bool // this process may make groups below its own
 }
@@ -80,6 +80,8 @@ func Describe() (Layout, error) {
 	for i := range hierarchies {
 		h := &hierarchies[i]
 		if h.Version == 2 {
+			// What Create may have done to this process is none of the caller's business.
+			h.Own = filepath.Clean("/" + strings.TrimSuffix(h.Own, daemonLeaf))
 			b, err := os.ReadFile(filepath.Join(h.Dir(), "cgroup.controllers"))
 			if err != nil {
 				continue // not reachable from here: it has nothing for us
