@@ -51,6 +51,9 @@ func Run(ctx context.Context, args []string, env Env) int {
 
 // usage gives an error of parsing its class and points to the help.
 func usage(cmd *cobra.Command, err error) error {
+	if cmd.Annotations[ownFailure] != "" {
+		return errdefs.WithHint(errdefs.As(errdefs.ErrInvalid, err), "write: forkd %s; flags of the program come after the --", cmd.Use)
+	}
 	return errdefs.WithHint(errdefs.As(errdefs.ErrInvalid, err), "see: %s --help", cmd.CommandPath())
 }
 
