@@ -107,15 +107,18 @@ func isolation(in Input, auto Choice) Check {
 		return notPass(name, Skip, "no engine, no isolation", "see the check engine")
 	}
 	detail := string(e.Probe.Isolation)
+	emulated := e.Probe.Isolation == engine.IsolationEmulated
+	if emulated {
+		detail += ": QEMU's own policy calls emulation no security boundary, so the confinement is it"
+	}
 	if len(e.Probe.Confinement) > 0 {
 		detail += "; each machine process has: " + strings.Join(e.Probe.Confinement, ", ")
 	}
 	switch {
 	case len(e.Probe.Lost) > 0:
 		return notPass(name, Warn, detail+"; lost: "+strings.Join(e.Probe.Lost, ", "), "run the daemon as root")
-	case e.Probe.Isolation == engine.IsolationEmulated:
-		return notPass(name, Warn, detail+"; emulation is no security boundary by QEMU's own policy, the confinement is",
-			"for hostile code put this host itself into a virtual machine, or use one with hardware virtualization")
+	case emulated:
+		return notPass(name, Warn, detail, "for hostile code put this host itself into a virtual machine, or use one with hardware virtualization")
 	}
 	return pass(name, "%s", detail)
 }

@@ -78,7 +78,7 @@ func TestVerdicts(t *testing.T) {
 		"slow kvm":          {func(in *Input) { in.Facts.KVM.Instructions = 140_000 }, "kvm", Warn, "1.4 million instructions/s: emulated"},
 		"no engine":         {func(in *Input) { in.Engines[0].Probe = engine.Probe{Reason: "no QEMU", Remedy: "install it"} }, "engine", Fail, "no QEMU"},
 		"no driver":         {func(in *Input) { in.Engines = nil }, "engine", Fail, "the qemu engine is not part of this version"},
-		"emulation":         {func(in *Input) { in.Engines[0].Probe.Isolation = engine.IsolationEmulated }, "isolation", Warn, "no security boundary"},
+		"emulation":         {func(in *Input) { in.Engines[0].Probe.Isolation = engine.IsolationEmulated }, "isolation", Warn, "calls emulation no security boundary"},
 		"lost confinement":  {func(in *Input) { in.Engines[0].Probe.Lost = []string{"uid"} }, "isolation", Warn, "lost: uid"},
 		"no isolation":      {func(in *Input) { in.Engines = nil }, "isolation", Skip, "no engine"},
 		"old kernel":        {func(in *Input) { in.Facts.Features.Pidfd = errdefs.ErrUnsupported }, "kernel", Fail, "lacks"},

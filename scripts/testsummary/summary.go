@@ -22,18 +22,18 @@ type event struct {
 type key struct{ pkg, test string }
 
 type summary struct {
-	out            io.Writer
-	output         map[key][]string
-	builds         map[string][]string
-	passed         int
-	failed         int
-	skips          []string
-	failedPackages int
+	out         io.Writer
+	output      map[key][]string
+	builds      map[string][]string
+	passed      int
+	failed      int
+	skips       []string
+	failedTests map[string]bool // by package
 }
 
 // run copies the gist of in to out and tells whether anything failed.
 func run(in io.Reader, out io.Writer) (failed bool, err error) {
-	s := &summary{out: out, output: make(map[key][]string), builds: make(map[string][]string)}
+	s := &summary{out: out, output: make(map[key][]string), builds: make(map[string][]string), failedTests: make(map[string]bool)}
 	sc := bufio.NewScanner(in)
 	const longestLine = 16 << 20
 	sc.Buffer(nil, longestLine)
@@ -51,7 +51,7 @@ func run(in io.Reader, out io.Writer) (failed bool, err error) {
 		return true, fmt.Errorf("read test output: %w", err)
 	}
 	s.end()
-	return s.failed > 0 || s.failedPackages > 0 || !seen, nil
+	return s.failed > 0 || !seen, nil
 }
 
 func (s *summary) add(e event) {
@@ -81,6 +81,7 @@ func (s *summary) endTest(e event) {
 		s.skips = append(s.skips, name+": "+reason(text))
 	case "fail":
 		s.failed++
+		s.failedTests[e.Package] = true
 		fmt.Fprintf(s.out, "--- FAILED %s (%.1f s)\n%s", name, e.Elapsed, strings.Join(text, ""))
 	}
 }
@@ -90,7 +91,9 @@ func (s *summary) endPackage(e event) {
 	case "pass":
 		fmt.Fprintf(s.out, "ok    %-34s %6.1f s\n", short(e.Package), e.Elapsed)
 	case "fail":
-		s.failedPackages++
+		if !s.failedTests[e.Package] {
+			s.failed++ // it did not build, or it died
+		}
 		text := append(s.builds[e.FailedBuild], s.output[key{pkg: e.Package}]...)
 		fmt.Fprintf(s.out, "FAIL  %-34s %6.1f s\n%s", short(e.Package), e.Elapsed, strings.Join(text, ""))
 	}
@@ -107,11 +110,7 @@ func (s *summary) end() {
 	for _, line := range s.skips {
 		fmt.Fprintln(s.out, "skipped:", line)
 	}
-	fmt.Fprintf(s.out, "%d passed, %d failed, %d skipped", s.passed, s.failed, len(s.skips))
-	if s.failedPackages > 0 {
-		fmt.Fprintf(s.out, " (%d packages failed)", s.failedPackages)
-	}
-	fmt.Fprintln(s.out)
+	fmt.Fprintf(s.out, "%d passed, %d failed, %d skipped\n", s.passed, s.failed, len(s.skips))
 }
 
 // short drops the module path.

@@ -22,9 +22,9 @@ func TestRun(t *testing.T) {
 		"good": {"", false, []string{"skipped: internal/a TestSkip: needs root: uid is 5\n", "1 passed, 0 failed, 1 skipped\n"}},
 		"failed test": {`{"Action":"output","Package":"b","Test":"TestBad","Output":"boom\n"}
 {"Action":"fail","Package":"b","Test":"TestBad"}
-{"Action":"fail","Package":"b"}`, true, []string{"FAILED b TestBad", "boom", "1 passed, 1 failed, 1 skipped (1 packages failed)\n"}},
+{"Action":"fail","Package":"b"}`, true, []string{"FAILED b TestBad", "boom", "1 passed, 1 failed, 1 skipped\n"}},
 		"failed build": {`{"ImportPath":"b","Action":"build-output","Output":"b.go:1: no\n"}
-{"Action":"fail","Package":"b","FailedBuild":"b"}`, true, []string{"b.go:1: no", "1 passed, 0 failed, 1 skipped (1 packages failed)\n"}},
+{"Action":"fail","Package":"b","FailedBuild":"b"}`, true, []string{"b.go:1: no", "1 passed, 1 failed, 1 skipped\n"}},
 		"died": {`{"Action":"output","Package":"b","Test":"TestHang","Output":"half\n"}`, true, []string{"DID NOT END b TestHang\nhalf"}},
 	} {
 		var out strings.Builder
