@@ -81,15 +81,14 @@ func (s *Store) Build(ctx context.Context, spec BuildSpec, progress Progress) (I
 		return fail(err)
 	}
 	defer s.building.release()
+	src, err := s.debian(spec.Packages)
+	if err != nil {
+		return fail(err)
+	}
 	k, err := s.EnsureKernel(ctx, span(progress, 0, 0.15))
 	if err != nil {
 		return fail(err)
 	}
-	aptCache, err := s.aptCache()
-	if err != nil {
-		return fail(err)
-	}
-	src := debian{packages: spec.Packages, aptCache: aptCache, etcApt: os.DirFS("/etc/apt"), keyring: debianKeyring}
 	img, err := s.buildFrom(ctx, src, Image{
 		ID: ident.New(ident.Image), Name: spec.Name, Source: src.describe(), Suite: debianSuite,
 		Packages: spec.Packages, DiskMiB: spec.DiskMiB, Builtin: spec.Builtin,
@@ -100,6 +99,19 @@ func (s *Store) Build(ctx context.Context, spec BuildSpec, progress Progress) (I
 	}
 	progress("image is ready", 1)
 	return img, nil
+}
+
+// debian returns the source of Debian packages, if this host can build from it.
+func (s *Store) debian(packages []string) (debian, error) {
+	cache, err := s.aptCache()
+	if err != nil {
+		return debian{}, err
+	}
+	src := debian{packages: packages, aptCache: cache, etcApt: os.DirFS("/etc/apt"), keyring: debianKeyring}
+	if _, err := findTool("mke2fs"); err != nil {
+		return debian{}, err
+	}
+	return src, src.check()
 }
 
 // buildFrom makes img's files from src and publishes them under its name. The

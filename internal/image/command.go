@@ -32,7 +32,7 @@ type command struct {
 	args    []string
 	dir     string
 	env     []string          // added to a minimal environment
-	onLine  func(line string) // for each line of output; may be nil
+	onLine  func(line string) // for each line of output, one call at a time; may be nil
 	isolate isolation
 }
 
@@ -159,8 +159,8 @@ func findTool(name string) (string, error) {
 		"apt-get install %s", toolPackage(name))
 }
 
-// lineSink keeps the end of an output and passes its lines on. It takes writes
-// from the two goroutines of a program's outputs.
+// lineSink keeps the end of an output and passes its lines on, one at a time. It
+// takes writes from the two goroutines of a program's outputs.
 type lineSink struct {
 	onLine func(string)
 

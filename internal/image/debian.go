@@ -21,6 +21,8 @@ const debianSuite = "bookworm"
 type source interface {
 	// describe names the source in manifests, e.g. "debian:bookworm".
 	describe() string
+	// check tells what the host lacks for fill.
+	check() error
 	// fill writes the tree into dir, which exists and is empty, with owners, modes
 	// and device nodes as they shall be. On an error dir may hold anything.
 	fill(ctx context.Context, dir string, progress Progress) error
@@ -36,7 +38,8 @@ type debian struct {
 
 func (d debian) describe() string { return "debian:" + debianSuite }
 
-func (d debian) fill(ctx context.Context, dir string, progress Progress) error {
+// check fails with what is missing on this host, before any work is done.
+func (d debian) check() error {
 	if os.Geteuid() != 0 {
 		return errdefs.WithHint(errdefs.New(errdefs.ErrUnsupported, "build a Debian image as an ordinary user"),
 			"run forkd serve as root to build images")
@@ -45,6 +48,11 @@ func (d debian) fill(ctx context.Context, dir string, progress Progress) error {
 		return errdefs.WithHint(errdefs.New(errdefs.ErrUnavailable, "verify Debian packages: %w", err),
 			"apt-get install debian-archive-keyring")
 	}
+	_, err := findTool("mmdebstrap")
+	return err
+}
+
+func (d debian) fill(ctx context.Context, dir string, progress Progress) error {
 	tmp := dir + "-tmp"
 	if err := os.Mkdir(tmp, 0o700); err != nil {
 		return classify(err)

@@ -20,6 +20,9 @@
 // Building runs Debian's own tools. Those that run code of packages get private
 // mount and process namespaces, which end with the first process in them: when
 // the context is canceled or this process dies, no process or mount is left.
+// Those namespaces are for cleanliness, not a boundary: installation scripts of
+// Debian packages run as root of this host, as with apt. What is not signed by
+// Debian must not be run here but in a sandbox.
 //
 // Locks: Store.mu guards the index and is never held over I/O or another lock;
 // the slots serialise long work (build, then kernel or initramfs).

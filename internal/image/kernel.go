@@ -97,7 +97,7 @@ func (s *Store) openKernel(digest string) (Kernel, error) {
 	s.mu.Lock()
 	k, ok := s.kernels[digest]
 	s.mu.Unlock()
-	if ok {
+	if _, err := os.Lstat(filepath.Join(s.kernelDir(digest), vmlinuxFile)); ok && err == nil {
 		return k, nil
 	}
 	k, err := s.readKernel(digest)

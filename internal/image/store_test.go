@@ -51,6 +51,7 @@ func fakeKernel(t *testing.T, cfg Config) Kernel {
 type treeSource func(dir string) error
 
 func (treeSource) describe() string { return "test:tree" }
+func (treeSource) check() error     { return nil }
 func (f treeSource) fill(_ context.Context, dir string, progress Progress) error {
 	progress("filling", 0)
 	return f(dir)

