@@ -46,11 +46,14 @@ func (e *Error) Unwrap() error { return errdefs.FromCode(e.Code) }
 
 // Hint returns what the caller can do about err, or "".
 func Hint(err error) string {
+	if hint := errdefs.Hint(err); hint != "" {
+		return hint
+	}
 	var e *Error
 	if errors.As(err, &e) {
 		return e.Hint
 	}
-	return errdefs.Hint(err)
+	return ""
 }
 
 // streamError turns the error fields of a stream's line into an error, or nil.

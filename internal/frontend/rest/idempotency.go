@@ -98,7 +98,7 @@ func fingerprint(r *http.Request, raw []byte) [sha256.Size]byte {
 	if wantsStream(r) {
 		form = "stream"
 	}
-	io.WriteString(h, r.Method+"\x00"+r.URL.Path+"\x00"+form+"\x00") // a hash never fails
+	h.Write([]byte(r.Method + "\x00" + r.URL.Path + "\x00" + form + "\x00")) // a hash never fails
 	h.Write(raw)
 	return [sha256.Size]byte(h.Sum(nil))
 }
