@@ -99,6 +99,7 @@ func TestKilledDaemonLeavesNothing(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	defer cmd.Process.Kill() // should the test fail before it does so itself
 	ready := make([]byte, len("ready\n"))
 	if _, err := io.ReadFull(out, ready); err != nil || string(ready) != "ready\n" {
 		t.Fatalf("helper says %q, %v", ready, err)
