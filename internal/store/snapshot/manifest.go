@@ -92,8 +92,9 @@ const (
 )
 
 var (
-	artifactName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$`)
-	digestForm   = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+	artifactName    = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$`)
+	imageDigestForm = regexp.MustCompile(`^(sparse-)?sha256:[0-9a-f]{64}$`) // as the image store writes it
+	digestForm      = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 )
 
 // clone returns a copy that shares nothing with m.
@@ -228,7 +229,7 @@ func (m Manifest) checkTexts() error {
 			return fmt.Errorf("label %s is not UTF-8", k)
 		}
 	}
-	if d := m.Image.Digest; d != "" && !digestForm.MatchString(d) {
+	if d := m.Image.Digest; d != "" && !imageDigestForm.MatchString(d) {
 		return fmt.Errorf("image.digest is %.80q", d)
 	}
 	words := append([]string{m.Image.Name, string(m.Isolation), m.Recipe.Image, m.Recipe.From, m.Compat.Engine, m.Compat.EngineBuild,
