@@ -41,11 +41,16 @@ func (f *execFlags) register(cmd *cobra.Command) {
 func (a *app) execCommand() *cobra.Command {
 	var f execFlags
 	cmd := &cobra.Command{
-		Use:         "exec SANDBOX -- PROGRAM [ARG...]",
-		Short:       "Run a program in a sandbox",
-		Long:        "Run a program in a sandbox and exit with its code (128+n for signal n, 124 after a time-out, 125 if forkd itself failed).",
-		Example:     "  forkd exec sb1a2b -- python3 -c 'print(1)'\n  echo hello | forkd exec sb1a2b -- cat",
-		Args:        cobra.MinimumNArgs(2),
+		Use:     "exec SANDBOX -- PROGRAM [ARG...]",
+		Short:   "Run a program in a sandbox",
+		Long:    "Run a program in a sandbox and exit with its code (128+n for signal n, 124 after a time-out, 125 if forkd itself failed).",
+		Example: "  forkd exec sb1a2b -- python3 -c 'print(1)'\n  echo hello | forkd exec sb1a2b -- cat",
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) < 2 {
+				return errdefs.New(errdefs.ErrInvalid, "name a sandbox and a program")
+			}
+			return nil
+		},
 		Annotations: map[string]string{ownFailure: "yes"},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"forkd.dev/forkd/internal/errdefs"
 	forkd "forkd.dev/forkd/sdk/go"
 )
 
@@ -16,11 +17,16 @@ func (a *app) runCommand() *cobra.Command {
 	var f execFlags
 	var tag string
 	cmd := &cobra.Command{
-		Use:         "run -- PROGRAM [ARG...]",
-		Short:       "Run a program in a fresh sandbox and remove it",
-		Long:        "Fork a sandbox, run a program in it, end the sandbox and exit with the program's code.\nIf no daemon runs, a private one is started for this time.",
-		Example:     "  forkd run -- python3 -c 'import numpy; print(numpy.__version__)'",
-		Args:        cobra.MinimumNArgs(1),
+		Use:     "run -- PROGRAM [ARG...]",
+		Short:   "Run a program in a fresh sandbox and remove it",
+		Long:    "Fork a sandbox, run a program in it, end the sandbox and exit with the program's code.\nIf no daemon runs, a private one is started for this time.",
+		Example: "  forkd run -- python3 -c 'import numpy; print(numpy.__version__)'",
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return errdefs.New(errdefs.ErrInvalid, "name a program")
+			}
+			return nil
+		},
 		Annotations: map[string]string{ownFailure: "yes"},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.runOnce(cmd.Context(), tag, f, args)

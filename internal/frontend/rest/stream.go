@@ -53,6 +53,8 @@ func (s *stream) line(v any) {
 	enc.SetEscapeHTML(false)
 	_ = enc.Encode(v)
 	_ = control.Flush()
+	// The connection serves other requests later: the deadline must not outlive the line.
+	_ = control.SetWriteDeadline(time.Time{})
 }
 
 // started tells whether a line was sent.
