@@ -1,0 +1,204 @@
+package enginetest
+
+import (
+	"context"
+	"errors"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/errdefs"
+)
+
+// clockError is how far a guest's clock may be from the host's in this suite, which
+// may share its processors with others.
+const clockError = time.Second
+
+// testForksDiverge: every fork sees the captured memory and disk, changes its own,
+// and nobody sees the changes of another. The parent's files do not change.
+func (s *suite) testForksDiverge(t *testing.T) {
+	before := s.digests(t, s.base)
+	boxes := []*box{s.fork(t, s.base), s.fork(t, s.base), s.fork(t, s.base)}
+	for _, b := range boxes {
+		s.want(t, b, rootKey, rootText, rootFile, rootText)
+		s.checkClock(t, b)
+		s.checkUsage(t, b.m)
+	}
+	for _, b := range boxes {
+		s.put(t, b, rootKey, "of "+b.m.ID(), rootFile, "on "+b.m.ID())
+	}
+	for _, b := range boxes {
+		s.want(t, b, rootKey, "of "+b.m.ID(), rootFile, "on "+b.m.ID())
+	}
+	late := s.fork(t, s.base)
+	s.want(t, late, rootKey, rootText, rootFile, rootText)
+	for _, b := range append(boxes, late) {
+		s.kill(t, b)
+	}
+	if after := s.digests(t, s.base); !maps.Equal(before, after) {
+		t.Errorf("the parent's files changed: %v became %v", before, after)
+	}
+}
+
+func (s *suite) checkClock(t *testing.T, b *box) {
+	t.Helper()
+	before := time.Now()
+	now, err := b.guest.Now(s.ctx(t))
+	s.noError(t, "read clock", err)
+	if now.Before(before.Add(-clockError)) || now.After(time.Now().Add(clockError)) {
+		t.Errorf("the clock of %s is %v away", b.m.ID(), now.Sub(before))
+	}
+}
+
+// testLiveCapture: the source goes on, the child has the state of the instant.
+func (s *suite) testLiveCapture(t *testing.T) {
+	if s.lacks(t, LiveCapture) {
+		return
+	}
+	source := s.fork(t, s.base)
+	s.put(t, source, "instant", "at", "/root/instant", "at")
+	chain := s.capture(t, source, engine.AfterResume)
+	s.put(t, source, "instant", "later", "/root/instant", "later")
+	child := s.fork(t, chain)
+	s.want(t, child, "instant", "at", "/root/instant", "at")
+	s.want(t, child, rootKey, rootText, rootFile, rootText)
+	s.put(t, child, "instant", "child", "/root/instant", "child")
+	s.want(t, source, "instant", "later", "/root/instant", "later")
+	// The source can be captured again, against the same parent.
+	again := s.fork(t, s.capture(t, source, engine.AfterResume))
+	s.want(t, again, "instant", "later", "/root/instant", "later")
+	for _, b := range []*box{source, child, again} {
+		s.kill(t, b)
+	}
+}
+
+// testChain: a fork of a fork of a fork holds what each level added, and what each
+// level changed is as the last one left it.
+func (s *suite) testChain(t *testing.T) {
+	chain := s.base
+	levels := []string{"one", "two", "three"}
+	for _, level := range levels {
+		b := s.fork(t, chain)
+		s.put(t, b, "level_"+level, level, "/root/level-"+level, level)
+		s.put(t, b, "deepest", level, "/root/deepest", level)
+		chain = s.capture(t, b, engine.AfterEnd)
+	}
+	if len(chain) != len(levels)+1 {
+		t.Fatalf("the chain has %d links", len(chain))
+	}
+	last := s.fork(t, chain)
+	for _, level := range levels {
+		s.want(t, last, "level_"+level, level, "/root/level-"+level, level)
+	}
+	s.want(t, last, "deepest", "three", "/root/deepest", "three")
+	s.want(t, last, rootKey, rootText, rootFile, rootText)
+	middle := s.fork(t, chain[:2])
+	s.want(t, middle, "deepest", "one", "/root/deepest", "one")
+	s.kill(t, last)
+	s.kill(t, middle)
+	for _, st := range chain[1:] {
+		s.d.Forget(st.ID)
+	}
+	s.forgotten(t, chain)
+}
+
+// forgotten: what a driver forgot it reads again.
+func (s *suite) forgotten(t *testing.T, chain []engine.State) {
+	t.Helper()
+	b := s.fork(t, chain)
+	s.want(t, b, "deepest", "three", rootFile, rootText)
+	s.kill(t, b)
+	s.d.Forget("sn00000000000000000000") // never seen
+}
+
+// testWrongParent: a capture against a chain the machine does not come from is
+// refused, and the machine goes on.
+func (s *suite) testWrongParent(t *testing.T) {
+	b := s.fork(t, s.base)
+	stranger := slices.Clone(s.base)
+	stranger[len(stranger)-1].ID = "sn00000000000000000001"
+	for what, parent := range map[string][]engine.State{"no parent": nil, "another parent": stranger} {
+		_, err := b.m.Capture(s.ctx(t), engine.CaptureSpec{Dir: s.artifactDir(t), Parent: parent, After: engine.AfterResume})
+		if !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("capture with %s: error is %v, want class invalid", what, err)
+		}
+		s.noError(t, "ping after a refused capture", b.guest.Ping(s.ctx(t)))
+	}
+	if _, err := s.d.Restore(s.ctx(t), s.spec(t), nil); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("restore of nothing: error is %v, want class invalid", err)
+	}
+	s.kill(t, b)
+}
+
+// testDamage: a restore of damaged state fails with a class and leaves no process.
+func (s *suite) testDamage(t *testing.T) {
+	for _, a := range s.base[len(s.base)-1].Artifacts {
+		t.Run("missing "+a.Kind, func(t *testing.T) { s.damaged(t, a, nil) })
+		if a.Kind == "disk" {
+			continue // its format is the business of what runs the guest
+		}
+		t.Run("truncated "+a.Kind, func(t *testing.T) { s.damaged(t, a, truncate) })
+		t.Run("overwritten "+a.Kind, func(t *testing.T) { s.damaged(t, a, overwrite) })
+	}
+	s.restored(t)
+}
+
+func truncate(f *os.File, size int64) error { return f.Truncate(size / 2) }
+
+// overwrite destroys the beginning, where every format says what it is.
+func overwrite(f *os.File, size int64) error {
+	_, err := f.WriteAt(make([]byte, min(size, 512)), 0)
+	return err
+}
+
+// damaged restores a copy of the base in which one artifact is damaged, or missing
+// if damage is nil.
+func (s *suite) damaged(t *testing.T, victim engine.Artifact, damage func(*os.File, int64) error) {
+	last := s.base[len(s.base)-1]
+	copied := last
+	copied.ID, copied.Dir = "sn0000000000000000000d", s.artifactDir(t)
+	for _, a := range last.Artifacts {
+		from, to := filepath.Join(last.Dir, a.Name), filepath.Join(copied.Dir, a.Name)
+		switch {
+		case a.Name != victim.Name:
+			s.noError(t, "link artifact", os.Link(from, to))
+		case damage != nil:
+			s.noError(t, "damage artifact", damageCopy(from, to, damage))
+		}
+	}
+	spec := s.spec(t)
+	m, err := s.d.Restore(s.ctx(t), spec, []engine.State{copied})
+	if err == nil {
+		_ = m.Kill(context.Background())
+		t.Fatal("damaged state was restored")
+	}
+	t.Logf("the error is: %v", err)
+	if c := errdefs.Class(err); c != errdefs.ErrCorrupt && c != errdefs.ErrNotFound {
+		t.Errorf("error has class %v, want corrupt or not found: %v", c, err)
+	}
+	s.notListed(t, spec.ID)
+	s.d.Forget(copied.ID)
+}
+
+func damageCopy(from, to string, damage func(*os.File, int64) error) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	size, err := io.Copy(out, in)
+	if err != nil {
+		return err
+	}
+	return damage(out, size)
+}

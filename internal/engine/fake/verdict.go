@@ -1,0 +1,62 @@
+package fake
+
+import (
+	"context"
+	"time"
+
+	"forkd.dev/forkd/internal/agentwire"
+	"forkd.dev/forkd/internal/errdefs"
+)
+
+// Prepare freezes the user processes of the guest.
+func (a *Agent) Prepare(ctx context.Context) error {
+	return a.call(ctx, "prepare", anytime, func(c *content) error {
+		if c.Device.Frozen {
+			return errdefs.New(errdefs.ErrConflict, "agent prepare: a capture is already prepared")
+		}
+		c.Device.Frozen = true
+		return nil
+	})
+}
+
+// Commit is the last call before the stop.
+func (a *Agent) Commit(ctx context.Context) error {
+	return a.call(ctx, "commit", anytime, func(c *content) error {
+		if !c.Device.Frozen || c.Device.Committed {
+			return errdefs.New(errdefs.ErrConflict, "agent commit: no capture is prepared")
+		}
+		c.Device.Committed = true
+		return nil
+	})
+}
+
+// VerdictSource tells the guest that it is the source of a capture.
+func (a *Agent) VerdictSource(ctx context.Context, now time.Time) error {
+	return a.call(ctx, "verdict", anytime, func(c *content) error {
+		if !c.Device.Frozen {
+			return errdefs.New(errdefs.ErrConflict, "agent verdict: no capture is under way")
+		}
+		c.Device.Frozen, c.Device.Committed, c.Device.offset = false, false, time.Until(now)
+		return nil
+	})
+}
+
+// VerdictFork gives the guest an identity of its own.
+func (a *Agent) VerdictFork(ctx context.Context, id agentwire.Identity) (receipt agentwire.Receipt, err error) {
+	err = a.call(ctx, "verdict", anytime, func(c *content) error {
+		if !c.Device.Frozen {
+			return errdefs.New(errdefs.ErrConflict, "agent verdict: no capture is under way")
+		}
+		if id.Generation <= c.Device.Gen {
+			return errdefs.New(errdefs.ErrInvalid, "agent verdict: generation %d after %d", id.Generation, c.Device.Gen)
+		}
+		c.Device.Frozen, c.Device.Committed, c.Device.offset = false, false, time.Until(id.HostTime)
+		c.Device.SandboxID, c.Device.Hostname, c.Device.Gen = id.SandboxID, id.Hostname, id.Generation
+		receipt = agentwire.Receipt{Generation: id.Generation}
+		for _, name := range []string{"kernel_csprng", "wall_clock", "hostname", "machine_id", "boot_id", "token", "generation_file", "thaw"} {
+			receipt.Steps = append(receipt.Steps, agentwire.ReceiptStep{Name: name, Status: "done"})
+		}
+		return nil
+	})
+	return receipt, err
+}
