@@ -22,8 +22,6 @@ type Config struct {
 	// CgroupDir is a cgroup2 directory for user processes; "" means none, then
 	// nothing can be frozen.
 	CgroupDir string
-	// PowerOff ends the machine at a shutdown call; nil just ends Run.
-	PowerOff func()
 	// Log takes one line about something that went wrong.
 	Log func(line string)
 	// Version of this build.
@@ -82,21 +80,17 @@ func (a *Agent) Run(ctx context.Context) error {
 	var err error
 	select {
 	case err = <-ended:
+		a.cfg.Channel.Close()
 	case <-a.stopping:
+		a.cfg.Channel.Close()
+		<-ended
 	}
 	a.cancel()
 	a.web.close()
-	a.cfg.Channel.Close()
-	if err == nil {
-		<-ended
-	}
 	a.python.close()
 	a.endUsers()
 	a.calls.Wait()
 	a.procs.close()
-	if a.cfg.PowerOff != nil {
-		a.cfg.PowerOff()
-	}
 	return err
 }
 

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"forkd.dev/forkd/internal/agentwire"
 )
 
@@ -76,7 +78,12 @@ func (f *fork) runTool(ctx context.Context, argv []string) (status, detail strin
 // sshKeys replaces the host keys of an SSH server by new ones of the same types.
 // The old ones are gone in any case, so that forks never share a key.
 func (f *fork) sshKeys(ctx context.Context) {
-	keys, _ := filepath.Glob(f.agent.path("/etc/ssh/ssh_host_*_key"))
+	dir := f.agent.path("/etc/ssh")
+	var keys []string
+	// Most images have no SSH server, and looking costs one call then.
+	if unix.Access(dir, unix.F_OK) == nil {
+		keys, _ = filepath.Glob(filepath.Join(dir, "ssh_host_*_key"))
+	}
 	if len(keys) == 0 {
 		f.step("ssh_host_keys", "absent", "")
 		return

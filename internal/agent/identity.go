@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"errors"
+	"io/fs"
 	"maps"
 	"os"
 	"strconv"
@@ -21,6 +23,7 @@ const (
 	tokenFile      = "/run/forkd/token"
 	bootIDFile     = "/run/forkd/boot_id"
 	kernelBootID   = "/proc/sys/kernel/random/boot_id"
+	coverDir       = "/run/forkd/cover"
 )
 
 // identity is what tells this sandbox from its parent and siblings.
@@ -43,10 +46,44 @@ func newIdentity(a *Agent) *identity {
 	if err := writeInPlace(a.path(generationFile), "0\n", 0o644); err != nil {
 		a.cfg.Log("make generation file: " + err.Error())
 	}
+	if err := writeInPlace(a.path(tokenFile), "", 0o600); err != nil {
+		a.cfg.Log("make token file: " + err.Error())
+	}
 	if err := id.coverBootID(); err != nil {
 		a.cfg.Log("cover boot_id: " + err.Error())
 	}
+	for _, file := range identityFiles() {
+		if err := id.cover(file); err != nil {
+			a.cfg.Log("cover " + file + ": " + err.Error())
+		}
+	}
 	return id
+}
+
+// identityFiles are the files of the root file system that differ in each fork.
+func identityFiles() []string { return []string{"/etc/hostname", "/etc/hosts", "/etc/machine-id"} }
+
+// cover lays a file in memory with the same content over one of the disk: giving a
+// fork its identity then neither waits for the disk nor leaves marks on it. Like
+// in a container, programs can write such a file but not replace it.
+func (id *identity) cover(file string) error {
+	if !id.agent.cfg.System {
+		return nil
+	}
+	text, err := readLimited(file, 1<<20)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err != nil {
+		if err := writeInPlace(file, "", 0o644); err != nil {
+			return err
+		}
+	}
+	over := coverDir + file
+	if err := writeInPlace(over, string(text), 0o644); err != nil {
+		return err
+	}
+	return unix.Mount(over, file, "", unix.MS_BIND, "")
 }
 
 // coverBootID puts a file of ours over the kernel's boot_id, which no fork can
@@ -144,7 +181,7 @@ func (id *identity) setHostname(name string) error {
 	}
 	hosts := id.agent.path("/etc/hosts")
 	text, err := readLimited(hosts, 1<<20)
-	if err != nil && !os.IsNotExist(err) {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return errdefs.New(errdefs.ErrInternal, "read hosts: %w", err)
 	}
 	if err := writeInPlace(hosts, hostsWith(string(text), name), 0o644); err != nil {

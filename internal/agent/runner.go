@@ -21,6 +21,8 @@ const (
 	graceTime = 2 * time.Second
 	// startTime bounds the start of an interpreter, slow in an emulated guest.
 	startTime = 2 * time.Minute
+	// exitTime is how long a runner that closed its pipe may take to be gone.
+	exitTime = time.Second
 	// warmTime is the default limit of warm code.
 	warmTime = 10 * time.Minute
 	// reseedTime bounds the reseeding of an idle runner.
@@ -302,6 +304,9 @@ func (r *runner) evaluate(ctx context.Context, ip *interpreter, code string, tim
 
 // describeEnd says how the interpreter ended, or ends it.
 func (r *runner) describeEnd(res *agentwire.EvalResult, ip *interpreter, end evalEnd, oom int) {
+	if end == evalDied { // its pipe may end a moment before the process does
+		r.agent.gate.await(context.Background(), ip.proc.done, exitTime)
+	}
 	if end == evalDied && !ip.alive() {
 		res.Error = "RunnerDied: the python runner ended: " + howEnded(ip.proc, ip.group.oomKills() > oom)
 		return

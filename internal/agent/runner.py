@@ -90,6 +90,7 @@ class Runner:
 
     def answer_eval(self, ident, limit, code):
         has, text, error, trace = False, "", "", ""
+        open_stdin()
         try:
             self.running = True
             try:
@@ -113,7 +114,9 @@ class Runner:
 
     # the fork contract
 
-    def reseed(self, ident, mode, seed, env):
+    def mix(self, mode, seed):
+        """Reseeds every generator known here. It also runs once before a capture,
+        so that what a library sets up at its first use is part of the snapshot."""
         done = []
         mods = sys.modules
         number = int.from_bytes(seed, "little")
@@ -122,8 +125,10 @@ class Runner:
                 mods["random"].seed(number)
                 done.append("random")
             if "numpy.random" in mods:
+                # Both are the same Mersenne Twister: from the same seed they would
+                # draw the same numbers.
                 mods["numpy.random"].seed(
-                    [int.from_bytes(seed[i:i + 4], "little") for i in range(0, len(seed), 4)])
+                    [int.from_bytes(seed[i:i + 4], "big") for i in range(0, len(seed), 4)])
                 done.append("numpy.random")
             if "torch" in mods and hasattr(mods["torch"], "manual_seed"):
                 mods["torch"].manual_seed(number & (2 ** 63 - 1))
@@ -138,6 +143,10 @@ class Runner:
         if "_ssl" in mods:
             mods["_ssl"].RAND_add(seed, float(len(seed)))
             done.append("ssl")
+        return done
+
+    def reseed(self, ident, mode, seed, env):
+        done = self.mix(mode, seed)
         for entry in env:
             key, sep, value = entry.partition(b"=")
             if sep:
@@ -149,6 +158,7 @@ class Runner:
     def settle(self, ident):
         """Takes what warm code left out of the collector's sight: a later cycle
         would write to all of it, and a fork would have to copy those pages."""
+        self.mix(b"all", os.urandom(64))
         gc.collect()
         gc.freeze()
         send(ident, b"ok")
@@ -171,6 +181,12 @@ class Runner:
             if os.getpid() != self.pid:
                 os._exit(0)
             send(ident, b"error", encode(describe(e)[0]))
+
+
+def open_stdin():
+    """Input is always at its end; exit() closes it, which must not free descriptor 0."""
+    if getattr(sys.stdin, "closed", True):
+        sys.stdin = open(0, closefd=False)
 
 
 def numpy_version():
@@ -248,6 +264,7 @@ def main():
         os.set_inheritable(fd, False)
     sys.stdout.reconfigure(errors="surrogateescape", line_buffering=True)
     sys.argv = [""]
+    sys.stdin = open(0, closefd=False)
     ns = sys.modules["__main__"].__dict__
     for name in [k for k in ns if not k.startswith("__")]:
         del ns[name]

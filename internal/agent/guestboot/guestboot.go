@@ -70,6 +70,18 @@ func (m *Machine) warn(err error) {
 	}
 }
 
+// quietKernel stops the kernel's periodic housekeeping: in an idle fork it would
+// be the only thing that runs, and that wakes the host's CPU. A kernel without
+// one of the settings has nothing to stop.
+func quietKernel() {
+	for name, value := range map[string]string{
+		"vm/compaction_proactiveness": "0",   // else kcompactd wakes twice a second
+		"vm/stat_interval":            "120", // seconds
+	} {
+		os.WriteFile("/proc/sys/"+name, []byte(value), 0)
+	}
+}
+
 // Param returns the value of key on a kernel command line, or fallback.
 func Param(line, key, fallback string) string {
 	for f := range strings.FieldsSeq(line) {
@@ -246,6 +258,7 @@ func mountRest(m *Machine) error {
 			m.CgroupDir = t.target
 		}
 	}
+	quietKernel()
 	os.MkdirAll("/run/lock", 0o755)
 	os.MkdirAll("/tmp", 0o777)
 	os.Chmod("/tmp", 0o777|os.ModeSticky)
