@@ -19,11 +19,20 @@ import (
 	"forkd.dev/forkd/internal/store/snapshot"
 )
 
+// ImageStore is what a Service needs of *image.Store, which says what the methods do.
+type ImageStore interface {
+	Get(ref string) (image.Image, error)
+	List() ([]image.Image, error)
+	Root(ctx context.Context, id string) (engine.Root, error)
+	Build(ctx context.Context, spec image.BuildSpec, progress image.Progress) (image.Image, error)
+	Remove(ctx context.Context, id string) error
+}
+
 // Config is what a Service works with. The service owns none of it but Dir.
 type Config struct {
 	Dir     string // <data>/sandboxes: one directory for each machine
 	Engine  engine.Driver
-	Images  *image.Store
+	Images  ImageStore
 	Store   *snapshot.Store
 	Journal *metadata.DB
 	Connect ConnectFunc

@@ -36,10 +36,10 @@ type Storage interface {
 
 // Capturee is the guest's part in a capture.
 type Capturee interface {
-	Prepare(ctx context.Context) error
+	Prepare(ctx context.Context, m agentwire.Prepare) error
 	Commit(ctx context.Context) error
 	VerdictFork(ctx context.Context, id agentwire.Identity) (agentwire.Receipt, error)
-	VerdictSource(ctx context.Context, now time.Time) error
+	VerdictSource(ctx context.Context) error
 }
 
 // Power is something an engine may lack.

@@ -170,7 +170,7 @@ func identity(id string) agentwire.Identity {
 func (s *suite) capture(t testing.TB, b *box, after engine.After) []engine.State {
 	t.Helper()
 	ctx := s.ctx(t)
-	s.noError(t, "prepare the guest", b.guest.Prepare(ctx))
+	s.noError(t, "prepare the guest", b.guest.Prepare(ctx, agentwire.Prepare{Sync: true}))
 	s.noError(t, "commit", b.guest.Commit(ctx))
 	_ = b.guest.Close()
 	dir := s.artifactDir(t)
@@ -181,7 +181,7 @@ func (s *suite) capture(t testing.TB, b *box, after engine.After) []engine.State
 		s.ended(t, b.m)
 	} else {
 		s.dial(t, b)
-		s.noError(t, "verdict source", b.guest.VerdictSource(ctx, time.Now()))
+		s.noError(t, "verdict source", b.guest.VerdictSource(ctx))
 	}
 	state := engine.State{ID: ident.New(ident.Snapshot), Dir: dir, Artifacts: res.Artifacts}
 	return append(slices.Clone(b.chain), state)

@@ -229,20 +229,23 @@ func evaluate(c *content, code string, pages uint64) agentwire.EvalResult {
 }
 
 // WarmStart starts the Python runner and evaluates each line of code in it that
-// is an assignment.
-func (a *Agent) WarmStart(ctx context.Context, language, code string) error {
-	return a.call(ctx, "warm", thawed, func(c *content) error {
+// is an assignment. A line that starts with "raise " raises.
+func (a *Agent) WarmStart(ctx context.Context, language, code string) (res agentwire.EvalResult, err error) {
+	err = a.call(ctx, "warm", thawed, func(c *content) error {
 		if language != "python" || a.c.p.faults.NoPython {
 			return errdefs.New(errdefs.ErrUnsupported, "agent warm: there is no %s here", language)
 		}
 		c.Device.Runners = []string{language}
 		for _, line := range strings.Split(code, "\n") {
-			if name, value, ok := strings.Cut(line, "="); ok {
-				if err := c.set(name, value, units(a.c.p.shape)); err != nil {
-					return err
-				}
+			if raised, ok := strings.CutPrefix(line, "raise "); ok {
+				res.Error = raised
+				return nil
+			}
+			if strings.Contains(line, "=") {
+				res = evaluate(c, line, units(a.c.p.shape))
 			}
 		}
 		return nil
 	})
+	return res, err
 }

@@ -74,7 +74,8 @@ func TestConformance(t *testing.T) {
 			if err := a.Boot(ctx, agentwire.BootConfig{Hostname: "forkd", HostTime: time.Now()}); err != nil {
 				return err
 			}
-			return a.WarmStart(ctx, "python", "")
+			_, err := a.WarmStart(ctx, "python", "")
+			return err
 		},
 		Crash: func(t testing.TB, m engine.Machine) {
 			if !host.Crash(m.ID(), "its process ended: signal: killed") {

@@ -9,7 +9,7 @@ import (
 )
 
 // Prepare freezes the user processes of the guest.
-func (a *Agent) Prepare(ctx context.Context) error {
+func (a *Agent) Prepare(ctx context.Context, _ agentwire.Prepare) error {
 	return a.call(ctx, "prepare", anytime, func(c *content) error {
 		if c.Device.Frozen {
 			return errdefs.New(errdefs.ErrConflict, "agent prepare: a capture is already prepared")
@@ -31,12 +31,12 @@ func (a *Agent) Commit(ctx context.Context) error {
 }
 
 // VerdictSource tells the guest that it is the source of a capture.
-func (a *Agent) VerdictSource(ctx context.Context, now time.Time) error {
+func (a *Agent) VerdictSource(ctx context.Context) error {
 	return a.call(ctx, "verdict", anytime, func(c *content) error {
 		if !c.Device.Frozen {
 			return errdefs.New(errdefs.ErrConflict, "agent verdict: no capture is under way")
 		}
-		c.Device.Frozen, c.Device.Committed, c.Device.offset = false, false, time.Until(now)
+		c.Device.Frozen, c.Device.Committed, c.Device.offset = false, false, 0
 		return nil
 	})
 }
