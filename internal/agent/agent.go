@@ -38,12 +38,15 @@ type Agent struct {
 	identity *identity
 	capture  capture
 	python   *runner
+	oom      oomWatch
 	budget   budget
 	web      webServer
 	calls    sync.WaitGroup
 	ctx      context.Context
 	cancel   context.CancelFunc
 	stopping chan struct{}
+	// methods answers calls; tests of the session put another in.
+	methods  func(ctx context.Context, c *call) (answer, error)
 	stopOnce sync.Once
 }
 
@@ -54,8 +57,10 @@ func New(cfg Config) (*Agent, error) {
 	}
 	a := &Agent{cfg: cfg, started: time.Now(), stopping: make(chan struct{})}
 	a.ctx, a.cancel = context.WithCancel(context.Background())
+	a.methods = a.answer
 	a.budget.init()
 	a.gate.init()
+	a.oom.happened() // what the kernel killed before is nobody's
 	a.procs = newProcesses(cfg.System)
 	a.groups = newGroups(cfg.CgroupDir, cfg.Log)
 	a.identity = newIdentity(a)

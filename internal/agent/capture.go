@@ -69,10 +69,25 @@ func (c *capture) freeze(ctx context.Context, m agentwire.Prepare) error {
 			return errdefs.New(errdefs.ErrTimeout, "freeze user processes: %w", err)
 		}
 	}
+	c.rehearse()
 	if m.Sync {
 		return c.syncRoot()
 	}
 	return nil
+}
+
+// rehearse does once what every fork of this capture will do before its first
+// answer, so that what it needs of the disk and of caches is part of the snapshot.
+func (c *capture) rehearse() {
+	a := c.agent
+	a.python.countExtras()
+	if !a.cfg.System {
+		return
+	}
+	unix.Access(a.path(sshDir), unix.F_OK)
+	unix.Access(a.path(hookDir), unix.F_OK)
+	unix.Access(a.path(dbusMachineID), unix.F_OK)
+	readLimited(a.path("/etc/hosts"), 1<<20)
 }
 
 func (c *capture) syncRoot() error {
@@ -178,6 +193,7 @@ func (c *capture) become(ctx context.Context, from *call, m agentwire.Identity) 
 	}
 	f.reseedRunner(ctx, changes, wasFrozen)
 	f.runHooks(ctx)
+	f.step("tcp_connections", "absent", "the guest has no network device")
 	if err := f.must("thaw", "", c.thaw()); err != nil {
 		return nil, err
 	}

@@ -3,12 +3,15 @@ package agent
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -17,7 +20,9 @@ import (
 	"forkd.dev/forkd/internal/errdefs"
 )
 
-// groups is the tree of cgroups that user processes run in:
+// groups is the tree of cgroups that user processes run in. It has no controllers:
+// freezing and killing come with every cgroup, and each controller would cost an
+// emulated guest something at every switch of tasks.
 //
 //	user/runner     the warm runner: thawed first in a fork, to be reseeded
 //	user/hooks      hooks of a fork, which run while the rest is still frozen
@@ -45,27 +50,14 @@ func newGroups(dir string, log func(string)) *groups {
 		return g
 	}
 	user := filepath.Join(dir, "user")
-	enable(dir)
 	for _, d := range []string{user, filepath.Join(user, "runner"), filepath.Join(user, "hooks"), filepath.Join(user, "exec")} {
-		if err := os.Mkdir(d, 0o755); err != nil && !os.IsExist(err) {
+		if err := os.Mkdir(d, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 			log("no cgroups for user processes: " + err.Error())
 			return g
 		}
-		if d == user {
-			enable(user)
-		}
 	}
-	enable(filepath.Join(user, "exec"))
 	g.dir = user
 	return g
-}
-
-// enable passes the controllers that exist on to the children of dir, one by one
-// because a missing one would spoil the whole write.
-func enable(dir string) {
-	for _, c := range []string{"+memory", "+pids", "+cpu"} {
-		os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte(c), 0)
-	}
 }
 
 func (g *groups) runner() *group { return g.sub("runner") }
@@ -135,23 +127,22 @@ func (n *group) kill() {
 	}
 }
 
-// oomKills counts processes that the kernel killed in the group for want of memory.
-func (n *group) oomKills() int {
-	if n == nil {
-		return 0
-	}
-	return n.event("memory.events", "oom_kill")
-}
+// oomWatch tells whether the kernel has killed processes for want of memory since
+// it was last asked. One that nobody asked about counts for the next who asks.
+type oomWatch struct{ seen atomic.Int64 }
 
-func (n *group) event(file, key string) int {
-	b, _ := os.ReadFile(filepath.Join(n.dir, file))
-	for line := range strings.Lines(string(b)) {
-		if v, ok := strings.CutPrefix(strings.TrimSpace(line), key+" "); ok {
-			i, _ := strconv.Atoi(v)
-			return i
-		}
+func (w *oomWatch) happened() bool {
+	b, err := os.ReadFile("/proc/vmstat")
+	if err != nil {
+		return false
 	}
-	return 0
+	_, rest, found := bytes.Cut(b, []byte("\noom_kill "))
+	if !found {
+		return false
+	}
+	line, _, _ := bytes.Cut(rest, []byte("\n"))
+	n, err := strconv.ParseInt(string(line), 10, 64)
+	return err == nil && w.seen.Swap(n) < n
 }
 
 // setFrozen freezes or thaws the group.

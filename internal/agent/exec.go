@@ -49,8 +49,8 @@ func (a *Agent) exec(ctx context.Context, m agentwire.ExecRequest) (answer, erro
 	}
 	run.finish()
 	res.Duration = time.Since(begin)
-	res.OOMKilled = spec.group.oomKills() > 0
 	describeExit(&res, run.proc)
+	res.OOMKilled = !res.TimedOut && !canceled && res.Signal == int(syscall.SIGKILL) && a.oom.happened()
 	var heldOut, heldErr int
 	res.Stdout, res.StdoutTruncated, heldOut = out.take()
 	res.Stderr, res.StderrTruncated, heldErr = errs.take()

@@ -15,6 +15,7 @@ import (
 
 const (
 	hookDir   = "/etc/forkd/resume.d"
+	sshDir    = "/etc/ssh"
 	hookTime  = 10 * time.Second
 	hookLimit = 2 << 10 // bytes of a failed hook's output in the receipt
 )
@@ -23,6 +24,9 @@ const (
 // processes are still frozen. A failing hook is in the receipt and no more.
 func (f *fork) runHooks(ctx context.Context) {
 	dir := f.agent.path(hookDir)
+	if unix.Access(dir, unix.F_OK) != nil {
+		return
+	}
 	entries, err := os.ReadDir(dir) // sorted
 	if err != nil {
 		return
@@ -78,7 +82,7 @@ func (f *fork) runTool(ctx context.Context, argv []string) (status, detail strin
 // sshKeys replaces the host keys of an SSH server by new ones of the same types.
 // The old ones are gone in any case, so that forks never share a key.
 func (f *fork) sshKeys(ctx context.Context) {
-	dir := f.agent.path("/etc/ssh")
+	dir := f.agent.path(sshDir)
 	var keys []string
 	// Most images have no SSH server, and looking costs one call then.
 	if unix.Access(dir, unix.F_OK) == nil {

@@ -24,6 +24,7 @@ const (
 	bootIDFile     = "/run/forkd/boot_id"
 	kernelBootID   = "/proc/sys/kernel/random/boot_id"
 	coverDir       = "/run/forkd/cover"
+	dbusMachineID  = "/var/lib/dbus/machine-id"
 )
 
 // identity is what tells this sandbox from its parent and siblings.
@@ -223,7 +224,10 @@ func (id *identity) setMachineID(value string) error {
 		return err
 	}
 	// D-Bus keeps a copy if it is not a link to the first.
-	dbus := id.agent.path("/var/lib/dbus/machine-id")
+	dbus := id.agent.path(dbusMachineID)
+	if unix.Access(dbus, unix.F_OK) != nil {
+		return nil
+	}
 	if info, err := os.Lstat(dbus); err == nil && info.Mode().IsRegular() {
 		return writeInPlace(dbus, value+"\n", 0o444)
 	}
@@ -231,11 +235,7 @@ func (id *identity) setMachineID(value string) error {
 }
 
 func (id *identity) setToken(token string) error {
-	file := id.agent.path(tokenFile)
-	if err := writeInPlace(file, token+"\n", 0o600); err != nil {
-		return err
-	}
-	return os.Chmod(file, 0o600)
+	return writeInPlace(id.agent.path(tokenFile), token+"\n", 0o600)
 }
 
 // setGeneration writes the generation on the file's old inode, where programs

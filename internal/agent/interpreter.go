@@ -37,6 +37,8 @@ type interpreter struct {
 	stdout, stderr *sink
 	pumps          []*pump
 	count          int
+	threads        int // beside the first, when last frozen
+	children       int // likewise
 	numpy          string
 	version        string
 }

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -264,7 +265,6 @@ func (r *runner) question(ctx context.Context, q *question, timeout time.Duratio
 // that the result holds. Precondition: the caller has the turn.
 func (r *runner) evaluate(ctx context.Context, ip *interpreter, code string, timeout time.Duration, limit int) (agentwire.EvalResult, int) {
 	begin := time.Now()
-	oom := ip.group.oomKills()
 	ip.stdout.setLimit(limit)
 	ip.stderr.setLimit(limit)
 	r.set(ip, true)
@@ -285,7 +285,7 @@ func (r *runner) evaluate(ctx context.Context, ip *interpreter, code string, tim
 	}
 	if end != evalAnswered {
 		res.RunnerRestarted = true
-		r.describeEnd(&res, ip, end, oom)
+		r.describeEnd(&res, ip, end)
 	}
 	ip.flush()
 	var heldOut, heldErr int
@@ -303,12 +303,12 @@ func (r *runner) evaluate(ctx context.Context, ip *interpreter, code string, tim
 }
 
 // describeEnd says how the interpreter ended, or ends it.
-func (r *runner) describeEnd(res *agentwire.EvalResult, ip *interpreter, end evalEnd, oom int) {
+func (r *runner) describeEnd(res *agentwire.EvalResult, ip *interpreter, end evalEnd) {
 	if end == evalDied { // its pipe may end a moment before the process does
 		r.agent.gate.await(context.Background(), ip.proc.done, exitTime)
 	}
 	if end == evalDied && !ip.alive() {
-		res.Error = "RunnerDied: the python runner ended: " + howEnded(ip.proc, ip.group.oomKills() > oom)
+		res.Error = "RunnerDied: the python runner ended: " + howEnded(ip.proc, ip.proc.status.Signal() == syscall.SIGKILL && r.agent.oom.happened())
 		return
 	}
 	ip.kill()
@@ -373,6 +373,17 @@ func (r *runner) describe(_ context.Context, p *agentwire.Pong) {
 	p.Threads, p.Children = ip.extras()
 }
 
+// countExtras counts for the forks of a capture that is under way, so that they
+// need not look themselves. Frozen processes cannot start others.
+func (r *runner) countExtras() {
+	r.mu.Lock()
+	ip := r.live
+	r.mu.Unlock()
+	if ip != nil && ip.alive() {
+		ip.threads, ip.children = ip.extras()
+	}
+}
+
 // extras counts threads beside the first and processes that the runner started.
 func (ip *interpreter) extras() (threads, children int) {
 	pid := strconv.Itoa(ip.proc.pid)
@@ -416,7 +427,11 @@ func (f *fork) reseedRunner(ctx context.Context, env []string, frozen bool) {
 		f.step(name, "absent", "")
 		return
 	}
-	if threads, children := ip.extras(); threads+children > 0 {
+	threads, children := ip.threads, ip.children
+	if !frozen {
+		threads, children = ip.extras()
+	}
+	if threads+children > 0 {
 		f.note("the python runner has " + strconv.Itoa(threads) + " extra threads and " + strconv.Itoa(children) + " processes, which were not reseeded one by one")
 	}
 	if frozen {

@@ -155,10 +155,20 @@ class Runner:
                 os.environb.pop(key, None)
         send(ident, b"ok", encode(" ".join(done)))
 
+    def rehearse(self):
+        """Mixes once and puts back what warm code had seeded."""
+        kept = []
+        for name, get, put in (("random", "getstate", "setstate"), ("numpy.random", "get_state", "set_state")):
+            if name in sys.modules:
+                kept.append((getattr(sys.modules[name], put), getattr(sys.modules[name], get)()))
+        self.mix(b"all", os.urandom(64))
+        for put, state in kept:
+            put(state)
+
     def settle(self, ident):
         """Takes what warm code left out of the collector's sight: a later cycle
         would write to all of it, and a fork would have to copy those pages."""
-        self.mix(b"all", os.urandom(64))
+        self.rehearse()
         gc.collect()
         gc.freeze()
         send(ident, b"ok")

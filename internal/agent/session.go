@@ -146,7 +146,7 @@ func (c *call) run(ctx context.Context) {
 	s := c.session
 	defer s.agent.calls.Done()
 	defer c.cancel()
-	reply, err := s.agent.answer(ctx, c)
+	reply, err := s.agent.methods(ctx, c)
 	status := byte(agentwire.StatusOK)
 	if err != nil {
 		told := agentwire.NewCallError(err)

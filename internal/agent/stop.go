@@ -8,6 +8,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // endTime is how long programs may take to end at a shutdown.
@@ -62,18 +64,38 @@ func (n *group) removeAll() {
 	}
 }
 
-// killAll kills every running child with its process group.
+// killAll kills every process below the agent. Orphans come to the agent, so
+// killing its children often enough reaches all of them.
 func (p *processes) killAll() {
-	p.mu.Lock()
-	var all []*process
-	for _, c := range p.running {
-		all = append(all, c)
+	end := time.Now().Add(endTime)
+	for time.Now().Before(end) {
+		pids := ownChildren()
+		if len(pids) == 0 {
+			return
+		}
+		for _, pid := range pids {
+			syscall.Kill(pid, syscall.SIGKILL)
+		}
+		p.reapOne()
 	}
-	p.mu.Unlock()
-	for _, c := range all {
-		c.kill(syscall.SIGKILL)
+}
+
+// reapOne waits until some child has ended and collects it.
+func (p *processes) reapOne() {
+	var info unix.Siginfo
+	unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOWAIT, nil)
+	p.reap()
+}
+
+func ownChildren() (pids []int) {
+	tasks, _ := os.ReadDir("/proc/self/task")
+	for _, t := range tasks {
+		b, _ := os.ReadFile("/proc/self/task/" + t.Name() + "/children")
+		for f := range strings.FieldsSeq(string(b)) {
+			if pid, err := strconv.Atoi(f); err == nil {
+				pids = append(pids, pid)
+			}
+		}
 	}
-	for _, c := range all {
-		<-c.done
-	}
+	return pids
 }

@@ -77,6 +77,7 @@ func quietKernel() {
 	for name, value := range map[string]string{
 		"vm/compaction_proactiveness": "0",   // else kcompactd wakes twice a second
 		"vm/stat_interval":            "120", // seconds
+		"kernel/sched_rt_runtime_us":  "-1",  // the agent is real-time and waits in poll
 	} {
 		os.WriteFile("/proc/sys/"+name, []byte(value), 0)
 	}
