@@ -43,12 +43,18 @@ type Capturer interface {
 type ConnectFunc func(ctx context.Context, conn net.Conn) (Agent, error)
 
 // link keeps one agent connection to a machine and makes a new one when it broke.
+// A guest that does not answer HELLO keeps nobody from giving up, nor the link from
+// being closed.
 type link struct {
 	machine  engine.Machine
 	connect  ConnectFunc
-	patience time.Duration // for HELLO; 0 means helloTimeout
+	patience time.Duration // for HELLO
 
-	mu sync.Mutex // held while connecting
+	ctx    context.Context // ends with close
+	cancel context.CancelFunc
+	turn   chan struct{} // held while connecting
+
+	mu sync.Mutex
 	// +checklocks:mu
 	agent Agent
 }
@@ -57,19 +63,44 @@ type link struct {
 // guest needs 50 ms, with 50 of them starting on two cores some seconds.
 const helloTimeout = 60 * time.Second
 
+func newLink(m engine.Machine, connect ConnectFunc, patience time.Duration) *link {
+	l := &link{machine: m, connect: connect, patience: patience, turn: make(chan struct{}, 1)}
+	l.ctx, l.cancel = context.WithCancel(context.Background())
+	return l
+}
+
 // get returns the connection, making one if there is none.
 func (l *link) get(ctx context.Context) (Agent, error) {
+	if agent := l.current(); agent != nil {
+		return agent, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, l.patience)
+	defer cancel()
+	defer context.AfterFunc(l.ctx, cancel)()
+	agent, err := l.make(ctx)
+	if err != nil && l.ctx.Err() != nil {
+		return nil, errdefs.New(errdefs.ErrUnavailable, "the connection to the agent of %s was closed", l.machine.ID())
+	}
+	return agent, err
+}
+
+func (l *link) current() Agent {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.agent != nil {
-		return l.agent, nil
+	return l.agent
+}
+
+// make connects, one caller at a time.
+func (l *link) make(ctx context.Context) (Agent, error) {
+	select {
+	case l.turn <- struct{}{}:
+		defer func() { <-l.turn }()
+	case <-ctx.Done():
+		return nil, fmt.Errorf("reach agent of %s: %w", l.machine.ID(), ctx.Err())
 	}
-	patience := l.patience
-	if patience == 0 {
-		patience = helloTimeout
+	if agent := l.current(); agent != nil {
+		return agent, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
 	conn, err := l.machine.DialAgent(ctx)
 	if err != nil {
 		return nil, err
@@ -77,6 +108,12 @@ func (l *link) get(ctx context.Context) (Agent, error) {
 	agent, err := l.connect(ctx, conn)
 	if err != nil {
 		return nil, fmt.Errorf("reach agent of %s: %w", l.machine.ID(), err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.ctx.Err(); err != nil {
+		_ = agent.Close()
+		return nil, err
 	}
 	l.agent = agent
 	return agent, nil
@@ -94,8 +131,9 @@ func (l *link) drop(agent Agent) {
 	}
 }
 
-// close drops whatever connection there is.
+// close drops whatever connection there is and makes no other. It may be repeated.
 func (l *link) close() {
+	l.cancel()
 	l.mu.Lock()
 	agent := l.agent
 	l.agent = nil

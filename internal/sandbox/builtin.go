@@ -17,8 +17,9 @@ const PyBase = "py-base"
 const pythonImage = "python"
 
 // pyBaseWarm is what the runner of py-base has done before it is captured: the
-// modules whose first use is slow under emulation.
-const pyBaseWarm = "import numpy, json, random, uuid, secrets, tempfile, asyncio, traceback\n" +
+// modules whose first use is slow under emulation. Not asyncio: it brings OpenSSL
+// in, whose generator every fork would then have to reseed, used or not.
+const pyBaseWarm = "import numpy, json, random, uuid, secrets, tempfile, traceback\n" +
 	"numpy.random.rand(4).sum(); json.dumps({}); uuid.uuid4(); random.random()\n"
 
 func isBuiltin(ref string) bool { return ref == PyBase }
@@ -150,6 +151,7 @@ func (fs *flights) join(key string, fn func(context.Context, Progress) (string, 
 	if fs.closed {
 		return nil, errdefs.New(errdefs.ErrUnavailable, "the daemon is shutting down")
 	}
+	var before <-chan struct{}
 	if f := fs.running[key]; f != nil {
 		f.mu.Lock()
 		defer f.mu.Unlock()
@@ -157,7 +159,8 @@ func (fs *flights) join(key string, fn func(context.Context, Progress) (string, 
 			f.waiting++
 			return f, nil
 		}
-		// Its last waiter left, so it is being cancelled: a new one starts.
+		// Its last waiter left, so it is being cancelled: a new one starts after it.
+		before = f.done
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	f := &flight{cancel: cancel, done: make(chan struct{}), waiting: 1, listeners: map[*Progress]Progress{}}
@@ -167,6 +170,9 @@ func (fs *flights) join(key string, fn func(context.Context, Progress) (string, 
 	fs.running[key] = f
 	fs.group.Go(func() {
 		defer close(f.done)
+		if before != nil {
+			<-before
+		}
 		f.result, f.err = fn(ctx, f.tell)
 		fs.mu.Lock()
 		defer fs.mu.Unlock()

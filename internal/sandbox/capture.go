@@ -37,6 +37,11 @@ func (s *Service) CreateSnapshot(ctx context.Context, req CreateSnapshot, progre
 	if progress == nil {
 		progress = func(string, float64) {}
 	}
+	ctx, done, err := s.begin(ctx)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	defer done()
 	if err := s.checkCreate(ctx, &req); err != nil {
 		return Snapshot{}, err
 	}
@@ -48,9 +53,6 @@ func (s *Service) CreateSnapshot(ctx context.Context, req CreateSnapshot, progre
 }
 
 func (s *Service) checkCreate(ctx context.Context, req *CreateSnapshot) error {
-	if err := s.checkOpen(); err != nil {
-		return err
-	}
 	if req.Image != "" && req.From != "" {
 		return errdefs.New(errdefs.ErrInvalid, "a snapshot is made from an image or from a snapshot, not both")
 	}
@@ -121,7 +123,8 @@ type builder struct {
 	id        string
 	machineID string
 
-	parent  *plan // nil for a root
+	parent  *plan  // nil for a root
+	release func() // gives back what source took
 	image   Image
 	root    engine.Root
 	shape   engine.Shape
@@ -141,9 +144,7 @@ func (b *builder) build(ctx context.Context) (err error) {
 	if err := b.source(ctx); err != nil {
 		return err
 	}
-	if b.parent != nil {
-		defer b.parent.release()
-	}
+	defer b.release()
 	if err := b.s.admit(1); err != nil {
 		return err
 	}
@@ -163,7 +164,12 @@ func (b *builder) build(ctx context.Context) (err error) {
 		if b.link != nil {
 			b.link.close()
 		}
-		err = errors.Join(err, b.s.discard(b.machineID), b.s.cfg.Journal.DeleteSandboxes(context.WithoutCancel(ctx), b.machineID))
+		left := errors.Join(b.s.discard(b.machineID), b.s.cfg.Journal.DeleteSandboxes(context.WithoutCancel(ctx), b.machineID))
+		if err == nil && left != nil {
+			b.s.cfg.Log("remove the builder of %s: %v", b.id, left) // the next start does
+			return
+		}
+		err = errors.Join(err, left)
 	}()
 	if err := b.run(ctx); err != nil {
 		return err
@@ -178,7 +184,7 @@ func (b *builder) source(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		b.parent, b.shape, b.root = p, p.manifest.Shape, p.root
+		b.parent, b.shape, b.root, b.release = p, p.manifest.Shape, p.root, p.release
 		return nil
 	}
 	img, err := b.s.imageFor(ctx, b.req.Image, b.progress)
@@ -199,7 +205,12 @@ func (b *builder) source(ctx context.Context) error {
 	if b.shape.DiskMiB < img.DiskMiB {
 		return errdefs.New(errdefs.ErrInvalid, "a disk of %d MiB asked for, but image %s has %d MiB", b.shape.DiskMiB, img.Name, img.DiskMiB)
 	}
-	b.root, err = b.s.cfg.Images.Root(ctx, img.ID)
+	if b.release, err = b.s.useImage(img.ID); err != nil {
+		return err
+	}
+	if b.root, err = b.s.cfg.Images.Root(ctx, img.ID); err != nil {
+		b.release()
+	}
 	return err
 }
 
@@ -234,7 +245,7 @@ func (b *builder) boot(ctx context.Context, spec engine.Spec) (err error) {
 	if b.machine, err = b.s.cfg.Engine.Boot(ctx, spec); err != nil {
 		return err
 	}
-	b.link = &link{machine: b.machine, connect: b.s.cfg.Connect, patience: bootTimeout}
+	b.link = newLink(b.machine, b.s.cfg.Connect, bootTimeout)
 	cfg := agentwire.BootConfig{Hostname: "forkd", HostTime: time.Now(), Entropy: newIdentity("", "", nil).Entropy}
 	err = b.call(ctx, bootTimeout, func(ctx context.Context, a Agent) error {
 		cfg.HostTime = time.Now()
@@ -252,7 +263,7 @@ func (b *builder) fork(ctx context.Context, spec engine.Spec) (err error) {
 	if b.machine, err = b.s.cfg.Engine.Restore(ctx, spec, b.parent.chain); err != nil {
 		return err
 	}
-	b.link = &link{machine: b.machine, connect: b.s.cfg.Connect}
+	b.link = newLink(b.machine, b.s.cfg.Connect, helloTimeout)
 	if err := b.machine.Resume(ctx); err != nil {
 		return err
 	}

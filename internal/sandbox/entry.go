@@ -47,7 +47,7 @@ func (s *Service) register(e *entry) {
 	info := e.snapshot()
 	s.mu.Lock()
 	s.entries[info.ID] = e
-	if info.Name != "" {
+	if info.Name != "" && info.State.living() {
 		s.names[info.Name] = info.ID
 	}
 	s.mu.Unlock()
@@ -96,39 +96,72 @@ func (s *Service) freeName(info Sandbox) {
 	}
 }
 
-// end stops a living sandbox and forgets it.
+// end stops a sandbox and forgets it. If that fails the sandbox stays known, and
+// end may be repeated.
 func (s *Service) end(ctx context.Context, e *entry, reason string) error {
-	var before State
-	info := e.update(func(sb *Sandbox) {
-		before = sb.State
-		if sb.State.living() {
-			sb.State, sb.Reason = Stopping, reason
-		}
+	var before Sandbox
+	e.update(func(sb *Sandbox) {
+		before = *sb
+		sb.State = Stopping
 	})
-	if before == Stopping {
-		return errdefs.New(errdefs.ErrConflict, "sandbox %s is being ended already", info.ID)
+	if before.State == Stopping {
+		return errdefs.New(errdefs.ErrConflict, "sandbox %s is being ended already", before.ID)
 	}
-	if before.living() {
-		// From here on it ends, whatever becomes of the caller.
-		ctx = context.WithoutCancel(ctx)
+	// From here on it ends, whatever becomes of the caller.
+	ctx = context.WithoutCancel(ctx)
+	if err := s.remove(ctx, e); err != nil {
+		s.endFailed(ctx, e, before, reason)
+		return err
+	}
+	s.freeName(before)
+	s.mu.Lock()
+	delete(s.entries, before.ID)
+	s.mu.Unlock()
+	return nil
+}
+
+// remove frees all that a sandbox has. It may be repeated.
+func (s *Service) remove(ctx context.Context, e *entry) error {
+	if e.machine != nil {
 		if err := e.machine.Kill(ctx); err != nil {
-			e.update(func(sb *Sandbox) { sb.State = before })
 			return err
 		}
 		e.link.close()
-		if e.release != nil {
-			e.release()
-		}
-		if err := s.discard(info.ID); err != nil {
-			return err
-		}
 	}
-	if err := s.cfg.Journal.DeleteSandboxes(context.WithoutCancel(ctx), info.ID); err != nil {
+	if e.release != nil {
+		e.release()
+	}
+	id := e.snapshot().ID
+	if err := s.discard(id); err != nil {
 		return err
 	}
+	return s.cfg.Journal.DeleteSandboxes(ctx, id)
+}
+
+// endFailed gives a sandbox that could not be removed the state it is in.
+func (s *Service) endFailed(ctx context.Context, e *entry, before Sandbox, reason string) {
+	if e.alive() || !before.State.living() {
+		e.update(func(sb *Sandbox) { sb.State = before.State })
+		return
+	}
+	info := e.update(func(sb *Sandbox) {
+		sb.State, sb.Reason, sb.EndedAt, sb.PID = Failed, reason+", but not all of it could be removed", time.Now(), 0
+	})
 	s.freeName(info)
-	s.mu.Lock()
-	delete(s.entries, info.ID)
-	s.mu.Unlock()
-	return nil
+	if err := s.journal(ctx, info); err != nil {
+		s.cfg.Log("record the end of %s: %v", info.ID, err)
+	}
+}
+
+// alive tells whether e has a machine that has not ended.
+func (e *entry) alive() bool {
+	if e.machine == nil {
+		return false
+	}
+	select {
+	case <-e.machine.Done():
+		return false
+	default:
+		return true
+	}
 }

@@ -32,6 +32,11 @@ func (s *Service) Fork(ctx context.Context, f Fork, each func(ForkItem)) ([]Fork
 	if err := s.checkFork(f); err != nil {
 		return nil, err
 	}
+	ctx, done, err := s.begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	plan, err := s.plan(ctx, f)
 	if err != nil {
 		return nil, err
@@ -51,9 +56,6 @@ func (s *Service) Fork(ctx context.Context, f Fork, each func(ForkItem)) ([]Fork
 }
 
 func (s *Service) checkFork(f Fork) error {
-	if err := s.checkOpen(); err != nil {
-		return err
-	}
 	if f.N < 1 || f.N > MaxFork {
 		return errdefs.New(errdefs.ErrInvalid, "cannot fork %d sandboxes: n is not between 1 and %d", f.N, MaxFork)
 	}

@@ -68,7 +68,46 @@ func (s *Service) RemoveImage(ctx context.Context, ref string) error {
 		return errdefs.WithHint(errdefs.New(errdefs.ErrConflict, "image %s is used by snapshots %s", ref, strings.Join(img.UsedBy, ", ")),
 			"remove them first with: forkd snapshot rm")
 	}
+	if err := s.retireImage(img.ID); err != nil {
+		return err
+	}
+	defer s.unretireImage(img.ID)
 	return s.cfg.Images.Remove(ctx, img.ID)
+}
+
+// useImage keeps an image from being removed while a snapshot is made from it.
+func (s *Service) useImage(id string) (release func(), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.building[id] < 0 {
+		return nil, errdefs.New(errdefs.ErrNotFound, "image %s is being removed", id)
+	}
+	s.building[id]++
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.building[id]--; s.building[id] == 0 {
+			delete(s.building, id)
+		}
+	}, nil
+}
+
+// retireImage keeps an image from being used until unretireImage.
+func (s *Service) retireImage(id string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n := s.building[id]; n != 0 {
+		return errdefs.WithHint(errdefs.New(errdefs.ErrConflict, "image %s is in use: a snapshot is being made from it, or it is being removed", id),
+			"try again when that has ended")
+	}
+	s.building[id] = -1
+	return nil
+}
+
+func (s *Service) unretireImage(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.building, id)
 }
 
 // imageUsers maps image ids to the snapshots made from them.

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"forkd.dev/forkd/internal/agentwire"
-	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/linux"
 	"forkd.dev/forkd/internal/store/metadata"
 )
@@ -51,7 +50,7 @@ func (b *batch) start(ctx context.Context, c *child) (*entry, error) {
 	if err := b.restore(ctx, c); err != nil {
 		return nil, err
 	}
-	e := &entry{machine: c.machine, link: &link{machine: c.machine, connect: s.cfg.Connect}}
+	e := &entry{machine: c.machine, link: newLink(c.machine, s.cfg.Connect, helloTimeout)}
 	c.info.Timing.Start = time.Since(b.began)
 	receipt, err := b.identify(ctx, e, c)
 	if err != nil {
@@ -139,15 +138,6 @@ func randomUUID() string {
 	b[6] = b[6]&0x0f | 0x40
 	b[8] = b[8]&0x3f | 0x80
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
-}
-
-// claim takes a prepared machine of a snapshot from the engine's pool, if it has one.
-func (s *Service) claim(snapshotID string) engine.Machine {
-	p, ok := s.cfg.Engine.(engine.Pooler)
-	if !ok {
-		return nil
-	}
-	return p.Claim(snapshotID)
 }
 
 func availableMiB() (int, error) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/errdefs"
@@ -139,43 +138,4 @@ func (s *Service) resolveSnapshot(ctx context.Context, ref string) (id, tag stri
 		return "", "", errdefs.WithHint(err, "list them with: forkd snapshot ls")
 	}
 	return id, "", nil
-}
-
-// maxPools is how many snapshots have prepared processes at a time.
-const maxPools = 4
-
-// keepPool keeps prepared processes for the snapshots used last.
-func (s *Service) keepPool(p *plan) {
-	pooler, ok := s.cfg.Engine.(engine.Pooler)
-	if !ok || s.cfg.PoolSize == 0 {
-		return
-	}
-	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
-		return
-	}
-	s.pools = slices.DeleteFunc(s.pools, func(q *plan) bool { return q.id == p.id })
-	s.pools = append(s.pools, p)
-	var dropped []*plan
-	for len(s.pools) > maxPools {
-		dropped, s.pools = append(dropped, s.pools[0]), s.pools[1:]
-	}
-	s.mu.Unlock()
-	for _, q := range dropped {
-		pooler.Prepare(q.chain, 0, nil)
-	}
-	if pooler.Pooled(p.id) < s.cfg.PoolSize {
-		pooler.Prepare(p.chain, s.cfg.PoolSize, func() (engine.Spec, error) {
-			return s.newSpec(ident.New(ident.Sandbox), p.manifest.Shape, p.root, 0)
-		})
-	}
-}
-
-// forgetPool ends the prepared processes of a snapshot.
-func (s *Service) forgetPool(id string) {
-	s.mu.Lock()
-	s.pools = slices.DeleteFunc(s.pools, func(q *plan) bool { return q.id == id })
-	s.mu.Unlock()
-	s.cfg.Engine.Forget(id)
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"forkd.dev/forkd/internal/errdefs"
 	"forkd.dev/forkd/internal/ident"
 	"forkd.dev/forkd/internal/store/metadata"
 )
@@ -52,15 +53,21 @@ func (s *Service) recoverRow(ctx context.Context, row metadata.Sandbox) error {
 		return s.cfg.Journal.DeleteSandboxes(ctx, info.ID)
 	}
 	machine, err := s.cfg.Engine.Adopt(ctx, info.ID, s.machineDir(info.ID))
+	if ctx.Err() != nil {
+		return ctx.Err() // nobody knows whether it is gone: it is not touched
+	}
 	if err != nil {
 		s.cfg.Log("sandbox %s is gone: %v", info.ID, err)
 		info.State, info.EndedAt = Failed, time.Now()
 		info.Reason = "its machine ended while the daemon was down"
+		if !errors.Is(err, errdefs.ErrNotFound) {
+			info.Reason = "the daemon could not take it over: " + err.Error()
+		}
 		s.register(&entry{info: info})
 		return errors.Join(s.discard(info.ID), s.journal(ctx, info))
 	}
 	info.State, info.PID = Running, machine.PID()
-	e := &entry{machine: machine, link: &link{machine: machine, connect: s.cfg.Connect}, info: info}
+	e := &entry{machine: machine, link: newLink(machine, s.cfg.Connect, helloTimeout), info: info}
 	e.release = s.leaseFor(info.SnapshotID, info.ID)
 	s.register(e)
 	s.cfg.Log("adopted sandbox %s (process %d)", info.ID, info.PID)
@@ -74,6 +81,8 @@ func (s *Service) reapUnknown(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// Orphans come from the names of processes, which any user of the host can choose.
+	orphans = slices.DeleteFunc(orphans, func(id string) bool { return ident.KindOf(id) != ident.Sandbox })
 	dirs, err := os.ReadDir(s.cfg.Dir)
 	if err != nil {
 		return fmt.Errorf("list sandbox directories: %w", err)

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -60,7 +62,11 @@ type Service struct {
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
-	group  sync.WaitGroup // watchers and background work
+	group  sync.WaitGroup // watchers
+
+	closing context.Context // ends when Close begins
+	stop    context.CancelFunc
+	calls   sync.WaitGroup // forks and snapshots under way
 
 	mu sync.Mutex
 	// +checklocks:mu
@@ -71,6 +77,10 @@ type Service struct {
 	reserved int // sandboxes admitted but not yet registered
 	// +checklocks:mu
 	pools []*plan // snapshots with prepared processes, least recently used first
+	// +checklocks:mu
+	prepared map[string]string // machine id -> snapshot id, of what the engine's pool was given
+	// +checklocks:mu
+	building map[string]int // image id -> builds from it under way; -1: it is being removed
 	// +checklocks:mu
 	closed bool
 }
@@ -92,41 +102,80 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 		restores: semaphore.NewWeighted(int64(2 * runtime.NumCPU())),
 		entries:  map[string]*entry{},
 		names:    map[string]string{},
+		prepared: map[string]string{}, building: map[string]int{},
 	}
+	s.closing, s.stop = context.WithCancel(context.Background())
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	if err := s.recover(ctx); err != nil {
-		s.cancel()
+		s.stop()
+		s.leave(s.known())
 		return nil, fmt.Errorf("recover sandboxes: %w", err)
 	}
 	return s, nil
 }
 
-// Close ends background work and connections. Sandboxes go on, unless the service
-// has a session: then they end.
+// Close ends forks and snapshots under way, prepared machines and connections.
+// Sandboxes go on, unless the service has a session: then they end.
 func (s *Service) Close(ctx context.Context) error {
 	s.mu.Lock()
 	s.closed = true
-	entries := make([]*entry, 0, len(s.entries))
-	for _, e := range s.entries {
-		entries = append(entries, e)
-	}
 	s.mu.Unlock()
+	s.stop()
 	s.builds.close()
+	s.calls.Wait()
+	s.dropPools()
+	entries := s.known()
 	var errs []error
 	if s.cfg.Session != "" {
 		for _, e := range entries {
+			if !e.snapshot().State.living() {
+				continue // its reason stays readable
+			}
 			if err := s.end(ctx, e, "the private daemon ended"); err != nil {
 				errs = append(errs, err)
 			}
 		}
 	}
-	s.cancel()
-	for _, e := range entries {
-		e.link.close()
-	}
-	s.group.Wait()
+	s.leave(entries)
 	return errors.Join(errs...)
 }
+
+func (s *Service) known() []*entry {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Values(s.entries))
+}
+
+// leave ends watchers and connections; the machines go on.
+func (s *Service) leave(entries []*entry) {
+	s.cancel()
+	for _, e := range entries {
+		if e.link != nil {
+			e.link.close()
+		}
+	}
+	s.group.Wait()
+}
+
+// begin admits a call that makes something. Its context also ends when the service
+// closes, which waits for done.
+func (s *Service) begin(ctx context.Context) (_ context.Context, done func(), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, nil, errClosed()
+	}
+	s.calls.Add(1)
+	ctx, cancel := context.WithCancel(ctx)
+	forget := context.AfterFunc(s.closing, cancel)
+	return ctx, func() {
+		forget()
+		cancel()
+		s.calls.Done()
+	}, nil
+}
+
+func errClosed() error { return errdefs.New(errdefs.ErrUnavailable, "the daemon is shutting down") }
 
 // machineDir is the directory of a machine; its name is its id.
 func (s *Service) machineDir(id string) string { return filepath.Join(s.cfg.Dir, id) }
@@ -160,7 +209,7 @@ func (s *Service) checkOpen() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return errdefs.New(errdefs.ErrUnavailable, "the daemon is shutting down")
+		return errClosed()
 	}
 	return nil
 }

@@ -69,6 +69,9 @@ func (s *Service) Snapshots(ctx context.Context) ([]Snapshot, error) {
 	for _, m := range all {
 		out = append(out, s.describe(ctx, m, tags[m.ID]))
 	}
+	for id, why := range s.cfg.Store.Broken() {
+		out = append(out, broken(id, why, tags[id]))
+	}
 	slices.SortFunc(out, func(a, b Snapshot) int {
 		if c := a.CreatedAt.Compare(b.CreatedAt); c != 0 {
 			return c
@@ -84,15 +87,23 @@ func (s *Service) Snapshot(ctx context.Context, ref string) (Snapshot, error) {
 	if err != nil {
 		return Snapshot{}, err
 	}
-	m, err := s.cfg.Store.Get(id)
-	if err != nil {
-		return Snapshot{}, err
-	}
 	tags, err := s.tagsByID(ctx)
 	if err != nil {
 		return Snapshot{}, err
 	}
+	m, err := s.cfg.Store.Get(id)
+	if errors.Is(err, errdefs.ErrNotFound) {
+		return Snapshot{}, err
+	}
+	if err != nil {
+		return broken(id, err, tags[id]), nil
+	}
 	return s.describe(ctx, m, tags[id]), nil
+}
+
+// broken describes a snapshot whose manifest cannot be used.
+func broken(id string, why error, tags []string) Snapshot {
+	return Snapshot{ID: id, Tags: tags, Status: SnapshotFailed, Reason: why.Error()}
 }
 
 func (s *Service) tagsByID(ctx context.Context) (map[string][]string, error) {
@@ -131,6 +142,8 @@ func (s *Service) describe(ctx context.Context, m snapshot.Manifest, tags []stri
 	if chain, err := s.cfg.Store.States(m.ID); err == nil {
 		out.Depth = len(chain) - 1
 		out.Dir = chain[len(chain)-1].Dir
+	} else if out.Status == SnapshotReady {
+		out.Status, out.Reason = SnapshotFailed, err.Error()
 	}
 	for _, h := range s.cfg.Store.Holders(m.ID) {
 		if ident.KindOf(h) == ident.Sandbox {
@@ -150,17 +163,18 @@ func (s *Service) DeleteSnapshot(ctx context.Context, ref string, d Delete) erro
 	if d.Cascade && d.Force {
 		return errdefs.New(errdefs.ErrInvalid, "cascade and force exclude each other")
 	}
-	ids := []string{id}
+	var ids []string // each before what it was made from
 	if d.Cascade {
-		ids = append(ids, s.cfg.Store.Descendants(id)...)
+		ids = s.cfg.Store.Descendants(id)
 	}
+	ids = append(ids, id)
 	// All or nothing: look before the first one goes.
 	for _, one := range ids {
 		if holders := s.cfg.Store.Holders(one); len(holders) > 0 {
 			return errdefs.WithHint(errdefs.New(errdefs.ErrConflict, "snapshot %s is in use by %s", one, few(holders)), "end them first with: forkd kill")
 		}
 	}
-	for _, one := range slices.Backward(ids) {
+	for _, one := range ids {
 		if err := s.removeSnapshot(ctx, one); err != nil {
 			return err
 		}
@@ -213,7 +227,8 @@ func (s *Service) Untag(ctx context.Context, tag string) error {
 }
 
 // recoverSnapshots makes the journal and the store agree: a snapshot that was
-// written but not yet proven is removed, and so are rows without files.
+// written but not yet proven is removed, and so are rows without files. One that
+// cannot be read stays: it may be whole again, and only its owner deletes it.
 func (s *Service) recoverSnapshots(ctx context.Context) error {
 	rows, err := s.cfg.Journal.ListSnapshots(ctx)
 	if err != nil {
@@ -222,7 +237,11 @@ func (s *Service) recoverSnapshots(ctx context.Context) error {
 	listed := map[string]bool{}
 	for _, row := range rows {
 		listed[row.ID] = true
-		if _, err := s.cfg.Store.Get(row.ID); err == nil && row.Status == string(SnapshotReady) {
+		_, err := s.cfg.Store.Get(row.ID)
+		if row.Status == string(SnapshotReady) && !errors.Is(err, errdefs.ErrNotFound) {
+			if err != nil {
+				s.cfg.Log("snapshot %s cannot be used: %v", row.ID, err)
+			}
 			continue
 		}
 		s.cfg.Log("removing snapshot %s, left %s", row.ID, row.Status)
@@ -230,12 +249,19 @@ func (s *Service) recoverSnapshots(ctx context.Context) error {
 			return err
 		}
 	}
+	// Copied here by hand, or from a lost journal: its files say what it is.
+	found := map[string]time.Time{}
+	for id := range s.cfg.Store.Broken() {
+		found[id] = time.Now()
+	}
 	for _, m := range s.cfg.Store.List() {
-		if listed[m.ID] {
+		found[m.ID] = m.CreatedAt
+	}
+	for id, created := range found {
+		if listed[id] {
 			continue
 		}
-		// Copied here by hand, or from a lost journal: its files say what it is.
-		row := metadata.Snapshot{ID: m.ID, Status: string(SnapshotReady), CreatedAt: m.CreatedAt}
+		row := metadata.Snapshot{ID: id, Status: string(SnapshotReady), CreatedAt: created}
 		if err := s.cfg.Journal.PutSnapshot(ctx, row); err != nil {
 			return err
 		}

@@ -2,6 +2,7 @@ package fake
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"strconv"
 	"strings"
@@ -108,7 +109,7 @@ func (a *Agent) call(ctx context.Context, name string, n needs, fn func(*content
 		case <-a.c.done:
 			return errdefs.New(errdefs.ErrUnavailable, "agent %s: the connection is closed", name)
 		case <-ctx.Done():
-			return errdefs.New(errdefs.ErrTimeout, "agent %s: %w", name, ctx.Err())
+			return fmt.Errorf("agent %s: %w", name, ctx.Err())
 		}
 	}
 }

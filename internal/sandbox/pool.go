@@ -1,0 +1,110 @@
+package sandbox
+
+import (
+	"slices"
+
+	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/ident"
+)
+
+// maxPools is how many snapshots have prepared processes at a time.
+const maxPools = 4
+
+// keepPool keeps prepared processes for the snapshots used last.
+func (s *Service) keepPool(p *plan) {
+	pooler, ok := s.cfg.Engine.(engine.Pooler)
+	if !ok || s.cfg.PoolSize == 0 {
+		return
+	}
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return
+	}
+	s.pools = slices.DeleteFunc(s.pools, func(q *plan) bool { return q.id == p.id })
+	s.pools = append(s.pools, p)
+	var dropped []*plan
+	for len(s.pools) > maxPools {
+		dropped, s.pools = append(dropped, s.pools[0]), s.pools[1:]
+	}
+	s.mu.Unlock()
+	for _, q := range dropped {
+		pooler.Prepare(q.chain, 0, nil)
+		s.discardPrepared(q.id)
+	}
+	if pooler.Pooled(p.id) < s.cfg.PoolSize {
+		pooler.Prepare(p.chain, s.cfg.PoolSize, func() (engine.Spec, error) { return s.preparedSpec(p) })
+	}
+}
+
+// preparedSpec is the spec of a machine for the pool. Its directory is ours until it
+// is claimed, and we remove it with the pool.
+func (s *Service) preparedSpec(p *plan) (engine.Spec, error) {
+	id := ident.New(ident.Sandbox)
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return engine.Spec{}, errClosed()
+	}
+	s.prepared[id] = p.id
+	s.mu.Unlock()
+	return s.newSpec(id, p.manifest.Shape, p.root, 0)
+}
+
+// claim takes a prepared machine of a snapshot from the engine's pool, if it has one.
+func (s *Service) claim(snapshotID string) engine.Machine {
+	p, ok := s.cfg.Engine.(engine.Pooler)
+	if !ok {
+		return nil
+	}
+	m := p.Claim(snapshotID)
+	if m == nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.prepared, m.ID())
+	return m
+}
+
+// forgetPool ends the prepared processes of a snapshot.
+func (s *Service) forgetPool(id string) {
+	s.mu.Lock()
+	s.pools = slices.DeleteFunc(s.pools, func(q *plan) bool { return q.id == id })
+	s.mu.Unlock()
+	s.cfg.Engine.Forget(id)
+	s.discardPrepared(id)
+}
+
+// dropPools ends all prepared processes.
+func (s *Service) dropPools() {
+	s.mu.Lock()
+	pools := s.pools
+	s.pools = nil
+	s.mu.Unlock()
+	for _, p := range pools {
+		if pooler, ok := s.cfg.Engine.(engine.Pooler); ok {
+			pooler.Prepare(p.chain, 0, nil)
+		}
+		s.discardPrepared(p.id)
+	}
+}
+
+// discardPrepared removes what is left of prepared machines of a snapshot, after the
+// engine was told to end them.
+func (s *Service) discardPrepared(snapshotID string) {
+	s.mu.Lock()
+	var ids []string
+	for id, of := range s.prepared {
+		if of == snapshotID {
+			ids = append(ids, id)
+			delete(s.prepared, id)
+		}
+	}
+	s.mu.Unlock()
+	for _, id := range ids {
+		if err := s.discard(id); err != nil {
+			s.cfg.Log("%v", err)
+		}
+	}
+}
