@@ -21,9 +21,9 @@ func (e *DamagedError) Unwrap() error { return errdefs.ErrCorrupt }
 type Reader struct {
 	r     io.Reader
 	buf   []byte
-	start int // buf[start:] is not yet parsed
-	seen  int // buf[start:seen] holds no mark
-	skip  bool
+	start int  // buf[start:] is not yet parsed
+	seen  int  // buf[start:seen] holds no mark
+	skip  bool // up to the next mark: it belongs to a frame already told to be damaged
 }
 
 const readerChunk = 4 << 10
@@ -43,7 +43,7 @@ func (r *Reader) Next() (Frame, error) {
 			switch {
 			case r.skip:
 				r.skip = false
-				return Frame{}, &DamagedError{Why: "too long"}
+				continue
 			case len(raw) == 0: // a mark alone aborts nothing
 				continue
 			}
@@ -54,11 +54,12 @@ func (r *Reader) Next() (Frame, error) {
 			return f, nil
 		}
 		r.seen = len(r.buf)
-		if r.seen-r.start > maxEncoded {
-			r.skip = true
-		}
-		if r.skip {
+		tooLong := !r.skip && r.seen-r.start > maxEncoded
+		if r.skip = r.skip || tooLong; r.skip {
 			r.buf, r.start, r.seen = r.buf[:0], 0, 0
+		}
+		if tooLong {
+			return Frame{}, &DamagedError{Why: "too long"}
 		}
 		if err := r.fill(); err != nil {
 			return Frame{}, err

@@ -43,6 +43,7 @@ type rig struct {
 	root string
 	host *os.File
 	cmd  *exec.Cmd
+	last *Client
 }
 
 // startAgent starts an agent whose identity files are in a directory of the test.
@@ -88,13 +89,19 @@ func (r *rig) dial() net.Conn {
 	return conn
 }
 
+// connect connects in place of the last connection: two readers on one channel
+// would take each other's bytes.
 func (r *rig) connect() *Client {
 	r.t.Helper()
+	if r.last != nil {
+		r.last.Close()
+	}
 	c, err := Connect(testContext(r.t), r.dial(), Options{})
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	r.t.Cleanup(func() { c.Close() })
+	r.last = c
 	return c
 }
 
