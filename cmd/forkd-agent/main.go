@@ -1,3 +1,9 @@
+// The runtime would look for changed CPU limits every few seconds, in every idle
+// sandbox, and none of them ever changes.
+
+//go:debug updatemaxprocs=0
+//go:debug containermaxprocs=0
+
 // Command forkd-agent is forkd's program inside a sandbox: PID 1 of a virtual
 // machine, or a process that serves the agent channel on inherited descriptors.
 package main

@@ -108,8 +108,14 @@ func (g *groups) release(n *group) {
 func (n *group) open() (*os.File, error) { return os.Open(n.dir) }
 
 func (n *group) write(file, value string) error {
-	if err := os.WriteFile(filepath.Join(n.dir, file), []byte(value), 0); err != nil {
-		return fmt.Errorf("write cgroup: %w", err)
+	// Not os.WriteFile: registering the file with the poller costs more than the write.
+	fd, err := unix.Open(n.dir+"/"+file, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open cgroup file %s: %w", file, err)
+	}
+	defer unix.Close(fd)
+	if _, err := unix.Write(fd, []byte(value)); err != nil {
+		return fmt.Errorf("write cgroup file %s: %w", file, err)
 	}
 	return nil
 }

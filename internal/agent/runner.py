@@ -29,6 +29,8 @@ class Runner:
         self.running = False
         self.count = 0
         self.loop = None
+        self.twister = None  # see find_twister; lost with the first eval after it
+        self.keep = None
 
     def on_interrupt(self, signum, frame):
         if self.running:
@@ -91,6 +93,7 @@ class Runner:
     def answer_eval(self, ident, limit, code):
         has, text, error, trace = False, "", "", ""
         open_stdin()
+        self.twister = self.keep = None
         try:
             self.running = True
             try:
@@ -125,10 +128,13 @@ class Runner:
                 mods["random"].seed(number)
                 done.append("random")
             if "numpy.random" in mods:
-                # Both are the same Mersenne Twister: from the same seed they would
-                # draw the same numbers.
-                mods["numpy.random"].seed(
-                    [int.from_bytes(seed[i:i + 4], "big") for i in range(0, len(seed), 4)])
+                if self.twister is not None:
+                    self.twister[:] = os.urandom(len(self.twister))
+                else:
+                    # Both are the same Mersenne Twister: from the same seed they
+                    # would draw the same numbers.
+                    mods["numpy.random"].seed(
+                        [int.from_bytes(seed[i:i + 4], "big") for i in range(0, len(seed), 4)])
                 done.append("numpy.random")
             if "torch" in mods and hasattr(mods["torch"], "manual_seed"):
                 mods["torch"].manual_seed(number & (2 ** 63 - 1))
@@ -162,6 +168,7 @@ class Runner:
             if name in sys.modules:
                 kept.append((getattr(sys.modules[name], put), getattr(sys.modules[name], get)()))
         self.mix(b"all", os.urandom(64))
+        self.twister, self.keep = find_twister()
         for put, state in kept:
             put(state)
 
@@ -197,6 +204,31 @@ def open_stdin():
     """Input is always at its end; exit() closes it, which must not free descriptor 0."""
     if getattr(sys.stdin, "closed", True):
         sys.stdin = open(0, closefd=False)
+
+
+def find_twister():
+    """The key of numpy's global Mersenne Twister as writable memory, and who owns it.
+
+    numpy's own seed() converts its argument to an array first, which alone makes
+    an emulated guest translate a thousand pieces of code. The generator has just
+    been seeded by it, so its key is used up (the next draw mixes all of it) and it
+    keeps no second Gaussian. That the memory is the key is tried out, not assumed."""
+    random = sys.modules.get("numpy.random")
+    ctypes = sys.modules.get("ctypes")
+    if random is None or ctypes is None:
+        return None, None
+    try:
+        generator = random.mtrand._rand._bit_generator
+        size = 624 * 4
+        memory = memoryview((ctypes.c_ubyte * size).from_address(generator.ctypes.state_address)).cast("B")
+        state = random.get_state()
+        memory[:] = os.urandom(size)
+        if random.get_state()[1].tobytes() == bytes(memory) and state[0] == "MT19937" and state[2] == 624 and not state[3]:
+            return memory, generator
+        random.set_state(state)
+    except Exception:
+        pass
+    return None, None
 
 
 def numpy_version():

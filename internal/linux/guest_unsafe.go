@@ -25,10 +25,13 @@ func SeedRandom(seed []byte) error {
 	if len(seed) == 0 || len(seed) > maxEntropySize {
 		return fmt.Errorf("seed random pool: %d bytes: %w", len(seed), classify(unix.EINVAL))
 	}
-	f, err := os.OpenFile("/dev/urandom", os.O_WRONLY, 0)
+	// A blocking descriptor stays out of the runtime's poller, which a fork would
+	// have to run through for nothing.
+	fd, err := unix.Open("/dev/urandom", unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("seed random pool: %w", classify(err))
 	}
+	f := os.NewFile(uintptr(fd), "/dev/urandom")
 	defer f.Close()
 	// struct rand_pool_info: entropy in bits, size in bytes, the bytes.
 	info := binary.NativeEndian.AppendUint32(nil, uint32(8*len(seed)))

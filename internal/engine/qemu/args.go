@@ -109,6 +109,6 @@ func (p *process) diskArgs(fds *fdTable) []string {
 // speculation, which an emulated CPU does not do.
 func kernelCmdline(tscKHz uint64) string {
 	return fmt.Sprintf("console=ttyS0 loglevel=4 panic=-1 reboot=t tsc=reliable tsc_early_khz=%d "+
-		"random.trust_cpu=on nowatchdog no_timer_check mitigations=off audit=0 apparmor=0 "+
+		"random.trust_cpu=on nowatchdog no_timer_check psi=0 cgroup_disable=memory mitigations=off audit=0 lsm= "+
 		"transparent_hugepage=never cgroup_no_v1=all forkd.root=/dev/vda", tscKHz)
 }
