@@ -6,9 +6,7 @@ import (
 	"os"
 
 	"forkd.dev/forkd/internal/daemon"
+	"forkd.dev/forkd/internal/programs"
 )
 
-// version is set by the build.
-var version = "dev"
-
-func main() { os.Exit(daemon.Main(context.Background(), os.Args[1:], version)) }
+func main() { os.Exit(daemon.Main(context.Background(), os.Args[1:], programs.Version())) }

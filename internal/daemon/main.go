@@ -26,7 +26,7 @@ func Main(ctx context.Context, args []string, version string) int {
 			opts := Options{ServeOptions: o, Version: version, Log: os.Stderr}
 			if dir := os.Getenv(privateEnv); dir != "" {
 				opts.DataDir, opts.Private, opts.Lifeline = dir, true, os.Stdin
-				opts.Ready = func(socket string) { fmt.Println(socket) }
+				opts.Ready = func(socket string) { _, _ = fmt.Fprintln(os.Stdout, socket) }
 			}
 			opts.DataDir = dataDir(opts.DataDir)
 			return Serve(ctx, opts)

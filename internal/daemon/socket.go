@@ -1,7 +1,9 @@
 package daemon
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -20,7 +22,7 @@ const socketGroup = "forkd"
 // listenSocket listens at path with mode 0660; for root the group is forkd, if
 // there is one. The data directory is locked, so an old socket is a dead one.
 func listenSocket(path string) (net.Listener, error) {
-	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("remove old socket: %w", err)
 	}
 	f, err := linux.ListenUnix(path)

@@ -137,6 +137,8 @@ func (s *Service) describe(ctx context.Context, m snapshot.Manifest, tags []stri
 			out.MemoryBytes += a.Bytes
 		case "disk":
 			out.DiskBytes += a.Bytes
+		case "device":
+			out.DeviceBytes += a.Bytes
 		}
 	}
 	if chain, err := s.cfg.Store.States(m.ID); err == nil {
