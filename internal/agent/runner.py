@@ -171,6 +171,9 @@ class Runner:
         self.twister, self.keep = find_twister()
         for put, state in kept:
             put(state)
+        # A second Gaussian that warm code left behind is not part of the key.
+        if self.twister is not None and sys.modules["numpy.random"].get_state()[3]:
+            self.twister = self.keep = None
 
     def settle(self, ident):
         """Takes what warm code left out of the collector's sight: a later cycle
@@ -211,8 +214,8 @@ def find_twister():
 
     numpy's own seed() converts its argument to an array first, which alone makes
     an emulated guest translate a thousand pieces of code. The generator has just
-    been seeded by it, so its key is used up (the next draw mixes all of it) and it
-    keeps no second Gaussian. That the memory is the key is tried out, not assumed."""
+    been seeded by it, so its key is used up and it keeps no second Gaussian. That
+    the memory is the key is tried out, not assumed."""
     random = sys.modules.get("numpy.random")
     ctypes = sys.modules.get("ctypes")
     if random is None or ctypes is None:
