@@ -35,6 +35,9 @@ func (s *suite) testForksDiverge(t *testing.T) {
 	for _, b := range boxes {
 		s.want(t, b, rootKey, "of "+b.m.ID(), rootFile, "on "+b.m.ID())
 	}
+	if s.h.Inspect != nil {
+		t.Run("inspect", func(t *testing.T) { s.h.Inspect(t, boxes[0].m, s.base) })
+	}
 	late := s.fork(t, s.base)
 	s.want(t, late, rootKey, rootText, rootFile, rootText)
 	for _, b := range append(boxes, late) {

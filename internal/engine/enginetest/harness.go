@@ -68,6 +68,9 @@ type Harness struct {
 	Start func(ctx context.Context, g Guest) error
 	// Crash ends a machine from outside, not through its driver.
 	Crash func(t testing.TB, m engine.Machine)
+	// Inspect, if set, looks at a running fork of chain as only the engine's own test
+	// can: at its process, for example.
+	Inspect func(t *testing.T, m engine.Machine, chain []engine.State)
 	// Lacks says what the engine cannot do, and why.
 	Lacks map[Power]string
 	// Patience bounds every step but the boot, which has BootPatience.

@@ -29,6 +29,7 @@ func (s *suite) testAdopt(t *testing.T) {
 	s.wake(t, b)
 	s.put(t, b, "kept", "over restarts", "/root/kept", "over restarts")
 	before := b.m
+	_ = b.guest.Close() // as the end of a process does
 	s.reopen(t)
 	select {
 	case <-before.Done():

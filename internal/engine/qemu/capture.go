@@ -31,16 +31,20 @@ const (
 func (m *Machine) Capture(ctx context.Context, spec engine.CaptureSpec) (engine.CaptureResult, error) {
 	m.op.Lock()
 	defer m.op.Unlock()
-	var parent *os.File
+	parentID := ""
 	if len(spec.Parent) > 0 {
+		parentID = spec.Parent[len(spec.Parent)-1].ID
+	}
+	if parentID != m.rec.MappedID {
+		return engine.CaptureResult{}, errdefs.New(errdefs.ErrInvalid, "capture %s: it was restored from %q, not from %q", m.rec.ID, m.rec.MappedID, parentID)
+	}
+	var parent *os.File
+	if parentID != "" {
 		f, err := m.d.residents.get(ctx, spec.Parent, m.rec.Shape.MemoryMiB)
 		if err != nil {
 			return engine.CaptureResult{}, fmt.Errorf("capture %s: %w", m.rec.ID, err)
 		}
 		parent = f
-	}
-	if len(spec.Parent) > 0 != (m.rec.MappedID != "") {
-		return engine.CaptureResult{}, errdefs.New(errdefs.ErrInvalid, "capture %s: its parent is %q, not the chain given", m.rec.ID, m.rec.MappedID)
 	}
 	res, err := m.capture(ctx, spec, parent)
 	if err != nil {
@@ -82,11 +86,7 @@ func (m *Machine) capture(ctx context.Context, spec engine.CaptureSpec, parent *
 	}
 	res.Pause = time.Since(began)
 	res.CopiedBytes = int64(linux.CountPages(pages.runs)) * linux.PageSize
-	parentID := ""
-	if len(spec.Parent) > 0 {
-		parentID = spec.Parent[len(spec.Parent)-1].ID
-	}
-	if err := pages.writeLayer(ctx, filepath.Join(spec.Dir, memoryArtifact), parentID, parent); err != nil {
+	if err := pages.writeLayer(ctx, filepath.Join(spec.Dir, memoryArtifact), m.rec.MappedID, parent); err != nil {
 		return res, err
 	}
 	res.Artifacts, res.LayerBytes, err = listArtifacts(spec.Dir)
@@ -228,12 +228,10 @@ func (m *Machine) quit(ctx context.Context) error {
 	if err != nil && !errors.Is(err, errdefs.ErrUnavailable) {
 		return err
 	}
-	select {
-	case <-m.done:
-		return nil
-	case <-ctx.Done():
-		return errors.Join(fmt.Errorf("wait for QEMU to quit: %w", ctx.Err()), m.killLocked(context.WithoutCancel(ctx)))
+	if err := m.awaitEnd(ctx); err != nil {
+		return errors.Join(fmt.Errorf("wait for QEMU to quit: %w", err), m.killLocked(context.WithoutCancel(ctx)))
 	}
+	return nil
 }
 
 // copySparse copies src to the new file dst, sharing blocks where the file system

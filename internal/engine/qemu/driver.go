@@ -14,6 +14,7 @@ import (
 
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/errdefs"
+	"forkd.dev/forkd/internal/ident"
 	"forkd.dev/forkd/internal/linux"
 )
 
@@ -203,6 +204,7 @@ func (d *Driver) Forget(snapshotID string) {
 func (d *Driver) Close() error {
 	d.pool.close()
 	d.cancel()
+	<-d.pool.done
 	d.group.Wait()
 	d.mu.Lock()
 	machines := make([]*Machine, 0, len(d.machines))
@@ -274,7 +276,7 @@ func (d *Driver) Adopt(ctx context.Context, id, dir string) (engine.Machine, err
 	if err != nil {
 		return nil, fmt.Errorf("adopt %s: %w", id, err)
 	}
-	m := &Machine{d: d, rec: rec, dir: dir, proc: handle, done: make(chan struct{}), adopted: true}
+	m := &Machine{d: d, rec: rec, dir: dir, proc: handle, done: make(chan struct{}), left: make(chan struct{}), adopted: true}
 	d.adoptMemory(rec)
 	d.track(m)
 	if err := m.command(ctx, "query-status", nil, nil); err != nil {
@@ -307,7 +309,8 @@ func (d *Driver) Orphans(context.Context) ([]string, error) {
 	prefix := d.processName("")
 	var ids []string
 	err := eachProcess(func(_ int, args []string) {
-		if id, ok := strings.CutPrefix(nameArg(args), prefix); ok {
+		// Any user of the host can give a process any name.
+		if id, ok := strings.CutPrefix(nameArg(args), prefix); ok && ident.KindOf(id) == ident.Sandbox {
 			ids = append(ids, id)
 		}
 	})

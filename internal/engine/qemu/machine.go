@@ -56,8 +56,9 @@ type Machine struct {
 	rec  record
 	dir  string
 	proc *linux.ProcessHandle
-	done chan struct{}
-	cmd  *exec.Cmd // nil if adopted
+	done chan struct{} // closed when the process has ended
+	left chan struct{} // closed when watch has returned: also when the driver closed
+	cmd  *exec.Cmd     // nil if adopted
 
 	op sync.Mutex // held by Pause, Resume, Capture, Kill
 
@@ -66,6 +67,8 @@ type Machine struct {
 	qmp *qmpClient
 	// +checklocks:mu
 	predialed net.Conn // agent connection made before the state was loaded
+	// +checklocks:mu
+	agent net.Conn // handed out last by DialAgent
 	// +checklocks:mu
 	adopted bool // the agent's port has seen a connection we did not make
 	// +checklocks:mu
@@ -98,10 +101,11 @@ func (m *Machine) Reason() string {
 
 // watch waits for the process to end and records why. It is the owner of done.
 func (m *Machine) watch(ctx context.Context) {
-	defer close(m.done)
+	defer close(m.left)
 	if err := m.proc.Wait(ctx); err != nil {
 		return // the driver closes; the machine goes on
 	}
+	defer close(m.done)
 	how := "its process ended"
 	if m.cmd != nil {
 		_ = m.cmd.Wait()
@@ -221,29 +225,42 @@ func (m *Machine) Resume(ctx context.Context) error {
 }
 
 // DialAgent connects to the agent's port. QEMU takes one connection at a time, so
-// the caller closes the old one first.
+// the one before is closed.
 func (m *Machine) DialAgent(ctx context.Context) (net.Conn, error) {
 	m.mu.Lock()
-	conn, adopted := m.predialed, m.adopted
-	m.predialed, m.adopted = nil, false
+	conn, old, adopted := m.predialed, m.agent, m.adopted
+	m.predialed, m.agent, m.adopted = nil, nil, false
 	m.lastActivity = time.Now()
 	m.mu.Unlock()
-	if conn != nil {
-		return conn, nil
+	if old != nil {
+		_ = old.Close()
 	}
+	if conn == nil {
+		var err error
+		if conn, err = m.dialPort(ctx, adopted); err != nil {
+			return nil, fmt.Errorf("dial agent of %s: %w: %w", m.rec.ID, err, errdefs.ErrUnavailable)
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.agent = conn
+	return conn, nil
+}
+
+func (m *Machine) dialPort(ctx context.Context, adopted bool) (net.Conn, error) {
 	path := filepath.Join(m.dir, agentSocket)
 	if adopted {
 		// A port that lost its peer in the middle of a message can stay throttled;
 		// one extra close and open releases it.
 		c, err := linux.DialUnix(ctx, path)
 		if err != nil {
-			return nil, fmt.Errorf("dial agent of %s: %w: %w", m.rec.ID, err, errdefs.ErrUnavailable)
+			return nil, err
 		}
 		_ = c.Close()
 	}
 	c, err := linux.DialUnix(ctx, path)
 	if err != nil {
-		return nil, fmt.Errorf("dial agent of %s: %w: %w", m.rec.ID, err, errdefs.ErrUnavailable)
+		return nil, err
 	}
 	return c, nil
 }
@@ -267,11 +284,27 @@ func (m *Machine) killLocked(ctx context.Context) error {
 	if err := m.proc.Signal(syscall.SIGKILL); err != nil && !errors.Is(err, os.ErrClosed) {
 		return fmt.Errorf("kill machine %s: %w", m.rec.ID, err)
 	}
+	if err := m.awaitEnd(ctx); err != nil {
+		return fmt.Errorf("kill machine %s: %w", m.rec.ID, err)
+	}
+	return m.d.freeLimits(ctx, m.rec.ID)
+}
+
+// awaitEnd waits for the end of the process, also if the driver has closed and
+// nobody watches it any more.
+func (m *Machine) awaitEnd(ctx context.Context) error {
 	select {
 	case <-m.done:
-		return m.d.freeLimits(ctx, m.rec.ID)
+		return nil
+	case <-m.left:
+		select {
+		case <-m.done:
+			return nil
+		default:
+			return m.proc.Wait(ctx)
+		}
 	case <-ctx.Done():
-		return fmt.Errorf("kill machine %s: %w", m.rec.ID, ctx.Err())
+		return ctx.Err()
 	}
 }
 

@@ -149,14 +149,14 @@ func (p *pool) refill(ctx context.Context) {
 
 // fillOne prepares one machine where one is missing. It reports whether to go on.
 func (p *pool) fillOne(ctx context.Context) bool {
-	id, t := p.needy()
+	id, t, order := p.needy()
 	if t == nil || ctx.Err() != nil {
 		return false
 	}
-	spec, err := t.newSpec()
+	spec, err := order.newSpec()
 	var m *Machine
 	if err == nil {
-		m, err = p.d.restore(ctx, spec, t.chain)
+		m, err = p.d.restore(ctx, spec, order.chain)
 	}
 	p.mu.Lock()
 	kept := err == nil && !p.closed && p.targets[id] == t && len(t.ready) < t.want
@@ -175,18 +175,20 @@ func (p *pool) fillOne(ctx context.Context) bool {
 	return true
 }
 
-func (p *pool) needy() (string, *target) {
+// needy returns a target with too few machines, and a copy of it as it is now: the
+// next Prepare changes it.
+func (p *pool) needy() (string, *target, target) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed || p.restoring > 0 {
-		return "", nil
+		return "", nil, target{}
 	}
 	for id, t := range p.targets {
 		if len(t.ready) < t.want && !t.failed {
-			return id, t
+			return id, t, *t
 		}
 	}
-	return "", nil
+	return "", nil, target{}
 }
 
 // drop ends the prepared machines of a snapshot.

@@ -2,7 +2,9 @@ package qemu
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
@@ -145,11 +147,7 @@ type layerChain struct {
 }
 
 func (c *layerChain) open(s engine.State, memoryBytes int64) error {
-	path, err := artifactPath(s, kindMemory)
-	if err != nil {
-		return err
-	}
-	f, err := os.Open(path)
+	f, err := openArtifact(s, kindMemory)
 	if err != nil {
 		return err
 	}
@@ -175,14 +173,22 @@ func (c *layerChain) close() {
 	}
 }
 
-// artifactPath returns the path of the only artifact of a kind in s.
-func artifactPath(s engine.State, kind string) (string, error) {
+// openArtifact opens the only artifact of a kind in s. A missing file is damage.
+func openArtifact(s engine.State, kind string) (*os.File, error) {
 	for _, a := range s.Artifacts {
-		if a.Kind == kind {
-			return filepath.Join(s.Dir, a.Name), nil
+		if a.Kind != kind {
+			continue
 		}
+		f, err := os.Open(filepath.Join(s.Dir, a.Name))
+		if errors.Is(err, fs.ErrNotExist) {
+			err = errdefs.As(errdefs.ErrCorrupt, err)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("open %s of snapshot %s: %w", kind, s.ID, err)
+		}
+		return f, nil
 	}
-	return "", errdefs.New(errdefs.ErrCorrupt, "snapshot %s has no %s artifact", s.ID, kind)
+	return nil, errdefs.New(errdefs.ErrCorrupt, "snapshot %s has no %s artifact", s.ID, kind)
 }
 
 // fillResident copies what the layers hold into f; zeros stay holes.

@@ -92,7 +92,7 @@ func (d *Driver) launch(ctx context.Context, spec engine.Spec, plan launchPlan) 
 	if err != nil {
 		return nil, err
 	}
-	m := &Machine{d: d, dir: spec.Dir, cmd: cmd, done: make(chan struct{})}
+	m := &Machine{d: d, dir: spec.Dir, cmd: cmd, done: make(chan struct{}), left: make(chan struct{})}
 	if err := m.register(ctx, spec, plan, p.confine.uid); err != nil {
 		return nil, err
 	}
@@ -165,13 +165,9 @@ func (p *process) open(spec engine.Spec, chain []engine.State) ([]*os.File, erro
 	}
 	p.disks = append(p.disks, diskFile{file: base, format: "raw"})
 	for _, s := range chain {
-		path, err := artifactPath(s, kindDisk)
+		f, err := keep(openArtifact(s, kindDisk))
 		if err != nil {
 			return files, err
-		}
-		f, err := keep(os.Open(path))
-		if err != nil {
-			return files, fmt.Errorf("open disk layer of %s: %w", s.ID, err)
 		}
 		p.disks = append(p.disks, diskFile{file: f, format: "qcow2"})
 	}
@@ -182,13 +178,9 @@ func (p *process) open(spec engine.Spec, chain []engine.State) ([]*os.File, erro
 // agent's port is connected first: a port that has no peer at load can stay
 // throttled with a half-sent message.
 func (m *Machine) load(ctx context.Context, s engine.State) error {
-	path, err := artifactPath(s, kindDevice)
+	state, err := openArtifact(s, kindDevice)
 	if err != nil {
 		return err
-	}
-	state, err := os.Open(path)
-	if err != nil {
-		return fmt.Errorf("open device state: %w", err)
 	}
 	defer state.Close()
 	conn, err := linux.DialUnix(ctx, filepath.Join(m.dir, agentSocket))
