@@ -51,16 +51,14 @@ func (a *Agent) exec(ctx context.Context, m agentwire.ExecRequest) (answer, erro
 	res.Duration = time.Since(begin)
 	describeExit(&res, run.proc)
 	res.OOMKilled = !res.TimedOut && !canceled && res.Signal == int(syscall.SIGKILL) && a.oom.happened()
-	var heldOut, heldErr int
-	res.Stdout, res.StdoutTruncated, heldOut = out.take()
-	res.Stderr, res.StderrTruncated, heldErr = errs.take()
-	release := func() { a.budget.give(heldOut + heldErr) }
+	stdout, stderr := out.take(), errs.take()
+	res.StdoutTruncated, res.StderrTruncated = stdout.truncated, stderr.truncated
+	release := func() { a.budget.give(stdout.reserved + stderr.reserved) }
 	if canceled {
 		release()
 		return answer{}, errdefs.New(errdefs.ErrCanceled, "exec %s: canceled", m.Argv[0])
 	}
-	body := res.Append(nil)
-	return answer{body: body, after: release}, nil
+	return answer{body: res.Parts(stdout.pieces, stderr.pieces), after: release}, nil
 }
 
 // checkBounds applies the defaults of exec and eval and refuses what exceeds them.

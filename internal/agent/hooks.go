@@ -66,15 +66,15 @@ func (f *fork) runTool(ctx context.Context, argv []string) (status, detail strin
 		run.kill()
 	}
 	run.finish()
-	text, _, held := out.take()
-	defer a.budget.give(held)
+	said := out.take()
+	defer a.budget.give(said.reserved)
 	var res agentwire.ExecResult
 	describeExit(&res, run.proc)
 	switch {
 	case late:
 		return "failed", "did not end within " + hookTime.String()
 	case res.ExitCode != 0:
-		return "failed", "exit code " + strconv.Itoa(res.ExitCode) + ": " + strings.TrimSpace(string(text))
+		return "failed", "exit code " + strconv.Itoa(res.ExitCode) + ": " + strings.TrimSpace(string(said.text()))
 	}
 	return "done", ""
 }

@@ -256,8 +256,7 @@ func (ip *interpreter) close() {
 		p.close()
 	}
 	for _, s := range []*sink{ip.stdout, ip.stderr} {
-		_, _, held := s.take()
-		s.budget.give(held)
+		s.budget.give(s.take().reserved)
 	}
 }
 

@@ -100,7 +100,7 @@ func (a *Agent) captureCall(ctx context.Context, c *call) (answer, error) {
 			}
 		}
 		now := agentwire.Clock{Wall: a.identity.now()}
-		return answer{body: now.Append(nil)}, nil
+		return oneBody(now.Append(nil)), nil
 	case agentwire.MethodVerdictFork:
 		var m agentwire.Identity
 		if err := decode(c, &m); err != nil {
@@ -110,7 +110,7 @@ func (a *Agent) captureCall(ctx context.Context, c *call) (answer, error) {
 		if err != nil {
 			return answer{}, err
 		}
-		return answer{body: receipt.Append(nil)}, nil
+		return oneBody(receipt.Append(nil)), nil
 	}
 	return answer{}, errdefs.New(errdefs.ErrUnsupported, "unknown method %d", c.method)
 }
@@ -121,7 +121,7 @@ func (a *Agent) ping(ctx context.Context) answer {
 		WallClock: a.identity.now(), Uptime: time.Since(a.started), Generation: a.identity.generationNow(),
 	}
 	a.python.describe(ctx, &p)
-	return answer{body: p.Append(nil)}
+	return oneBody(p.Append(nil))
 }
 
 func (a *Agent) shutdown() answer {

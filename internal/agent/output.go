@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"os"
 	"runtime/debug"
 	"strconv"
@@ -48,8 +49,8 @@ func (b *budget) take(n int) bool {
 	b.held += n
 	if b.held > b.top {
 		b.top = b.held
-		if b.top > bigOutput { // a growing slice, and its copy in the reply
-			debug.SetMemoryLimit(int64(baseHeap + 4*b.top))
+		if b.top > bigOutput {
+			debug.SetMemoryLimit(int64(baseHeap + b.top))
 		}
 	}
 	return true
@@ -70,7 +71,11 @@ func (b *budget) give(n int) {
 	}
 }
 
-// sink keeps the first limit bytes of an output and drops the rest.
+// pieceSize is how much of an output lies in one piece of memory.
+const pieceSize = 64 << 10
+
+// sink keeps the first limit bytes of an output and drops the rest. It keeps them
+// in pieces, which never move and go into the reply as they are.
 type sink struct {
 	budget *budget
 
@@ -78,7 +83,9 @@ type sink struct {
 	// +checklocks:mu
 	limit int
 	// +checklocks:mu
-	buf []byte
+	pieces [][]byte
+	// +checklocks:mu
+	size int // in pieces
 	// +checklocks:mu
 	reserved int
 	// +checklocks:mu
@@ -88,30 +95,57 @@ type sink struct {
 func (s *sink) add(p []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n := min(len(p), max(s.limit-len(s.buf), 0))
-	if need := len(s.buf) + n - s.reserved; need > 0 {
-		step := min(max(need, 64<<10, s.reserved/2), s.limit-s.reserved)
-		if s.budget.take(step) {
-			s.reserved += step
-		} else {
-			n = s.reserved - len(s.buf)
-		}
-	}
-	if n < len(p) {
+	if n := max(s.limit-s.size, 0); n < len(p) {
 		s.truncated = true
+		p = p[:n]
 	}
-	s.buf = append(s.buf, p[:n]...)
+	for len(p) > 0 {
+		room := s.roomLocked()
+		if room == nil {
+			s.truncated = true
+			return
+		}
+		n := min(len(p), cap(*room)-len(*room))
+		*room = append(*room, p[:n]...)
+		s.size += n
+		p = p[n:]
+	}
+}
+
+// roomLocked returns the last piece if it has room, or a new one; nil if the
+// budget is used up. The first piece is small: most outputs are.
+func (s *sink) roomLocked() *[]byte {
+	if n := len(s.pieces); n > 0 && len(s.pieces[n-1]) < cap(s.pieces[n-1]) {
+		return &s.pieces[n-1]
+	}
+	size := min(pieceSize, 1<<10<<(2*min(len(s.pieces), 3)))
+	if !s.budget.take(size) {
+		return nil
+	}
+	s.reserved += size
+	s.pieces = append(s.pieces, make([]byte, 0, size))
+	return &s.pieces[len(s.pieces)-1]
+}
+
+// output is what a sink held.
+type output struct {
+	pieces    [][]byte
+	truncated bool
+	reserved  int
 }
 
 // take returns the output so far and empties the sink; the caller gives the
-// reserved bytes back once it no longer holds them.
-func (s *sink) take() (out []byte, truncated bool, reserved int) {
+// reserved bytes back once it no longer holds the pieces.
+func (s *sink) take() output {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out, truncated, reserved = s.buf, s.truncated, s.reserved
-	s.buf, s.truncated, s.reserved = nil, false, 0
-	return out, truncated, reserved
+	out := output{pieces: s.pieces, truncated: s.truncated, reserved: s.reserved}
+	s.pieces, s.size, s.truncated, s.reserved = nil, 0, false, 0
+	return out
 }
+
+// text returns the output in one piece.
+func (o output) text() []byte { return bytes.Join(o.pieces, nil) }
 
 func (s *sink) setLimit(n int) {
 	s.mu.Lock()

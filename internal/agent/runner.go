@@ -91,17 +91,18 @@ func (r *runner) ready(ctx context.Context) (ip *interpreter, restarted bool, er
 	fields, end := r.question(ctx, ip.ask("info"), startTime)
 	if end != evalAnswered || len(fields) < 2 || fields[0] != "ok" {
 		ip.flush()
-		text, _, held := ip.stderr.take()
-		r.agent.budget.give(held)
+		said := ip.stderr.take()
+		r.agent.budget.give(said.reserved)
 		r.drop()
 		if ctx.Err() != nil {
 			return nil, restarted, ctx.Err()
 		}
-		return nil, restarted, errdefs.New(errdefs.ErrUnavailable, "python runner did not start: %s", lastLine(text))
+		return nil, restarted, errdefs.New(errdefs.ErrUnavailable, "python runner did not start: %s", lastLine(said.text()))
 	}
 	ip.version = fields[1]
 	for i, code := range r.warm {
-		res, _ := r.evaluate(ctx, ip, code, warmTime, betweenLimit)
+		res := r.evaluate(ctx, ip, code, warmTime, betweenLimit)
+		res.release()
 		if res.Error != "" {
 			r.drop()
 			return nil, restarted, errdefs.New(errdefs.ErrUnavailable, "python runner restarted, but its warm code %d failed: %s", i+1, res.Error)
@@ -156,14 +157,13 @@ func (r *runner) eval(ctx context.Context, m agentwire.EvalRequest) (answer, err
 	if err != nil {
 		return answer{}, err
 	}
-	res, held := r.evaluate(ctx, ip, m.Code, timeout, limit)
+	res := r.evaluate(ctx, ip, m.Code, timeout, limit)
 	res.RunnerRestarted = res.RunnerRestarted || restarted
-	release := func() { r.agent.budget.give(held) }
 	if ctx.Err() != nil {
-		release()
+		res.release()
 		return answer{}, errdefs.New(errdefs.ErrCanceled, "eval: canceled")
 	}
-	return answer{body: res.Append(nil), after: release}, nil
+	return res.answer(), nil
 }
 
 // warmStart starts the interpreter and runs warm code in it, which runs again
@@ -187,7 +187,7 @@ func (r *runner) warmStart(ctx context.Context, m agentwire.WarmStart) (answer, 
 	if err != nil {
 		return answer{}, err
 	}
-	res, held := r.evaluate(ctx, ip, m.Code, timeout, agentwire.DefaultOutputLimit)
+	res := r.evaluate(ctx, ip, m.Code, timeout, agentwire.DefaultOutputLimit)
 	if res.Error == "" {
 		if m.Code != "" {
 			r.warm = append(r.warm, m.Code)
@@ -196,7 +196,11 @@ func (r *runner) warmStart(ctx context.Context, m agentwire.WarmStart) (answer, 
 			r.drop()
 		}
 	}
-	return answer{body: res.Append(nil), after: func() { r.agent.budget.give(held) }}, ctx.Err()
+	if ctx.Err() != nil {
+		res.release()
+		return answer{}, errdefs.New(errdefs.ErrCanceled, "warm start: canceled")
+	}
+	return res.answer(), nil
 }
 
 // interrupt raises KeyboardInterrupt in a running eval, if there is one.
@@ -261,23 +265,36 @@ func (r *runner) question(ctx context.Context, q *question, timeout time.Duratio
 	return nil, evalCanceled
 }
 
-// evaluate runs code in ip. It returns the result and the bytes of the budget
-// that the result holds. Precondition: the caller has the turn.
-func (r *runner) evaluate(ctx context.Context, ip *interpreter, code string, timeout time.Duration, limit int) (agentwire.EvalResult, int) {
+// evaluated is the outcome of an eval with its output, which counts in the budget
+// until release.
+type evaluated struct {
+	agentwire.EvalResult
+	budget         *budget
+	stdout, stderr output
+}
+
+func (e *evaluated) release() { e.budget.give(e.stdout.reserved + e.stderr.reserved) }
+
+func (e *evaluated) answer() answer {
+	return answer{body: e.Parts(e.stdout.pieces, e.stderr.pieces), after: e.release}
+}
+
+// evaluate runs code in ip. Precondition: the caller has the turn.
+func (r *runner) evaluate(ctx context.Context, ip *interpreter, code string, timeout time.Duration, limit int) *evaluated {
 	begin := time.Now()
 	ip.stdout.setLimit(limit)
 	ip.stderr.setLimit(limit)
 	r.set(ip, true)
 	q := ip.ask("eval", strconv.Itoa(limit), code)
 	fields, end := r.question(ctx, q, timeout)
-	var res agentwire.EvalResult
+	res := &evaluated{budget: &r.agent.budget}
 	if end == evalTimeout || end == evalCanceled {
 		res.TimedOut = end == evalTimeout
 		ip.interrupt()
 		fields, end = r.question(context.Background(), q, graceTime)
 	}
 	if end == evalAnswered {
-		end = r.takeResult(&res, ip, fields)
+		end = r.takeResult(&res.EvalResult, ip, fields)
 	}
 	if res.TimedOut {
 		res.HasResult, res.Result = false, ""
@@ -285,12 +302,11 @@ func (r *runner) evaluate(ctx context.Context, ip *interpreter, code string, tim
 	}
 	if end != evalAnswered {
 		res.RunnerRestarted = true
-		r.describeEnd(&res, ip, end)
+		r.describeEnd(&res.EvalResult, ip, end)
 	}
 	ip.flush()
-	var heldOut, heldErr int
-	res.Stdout, res.StdoutTruncated, heldOut = ip.stdout.take()
-	res.Stderr, res.StderrTruncated, heldErr = ip.stderr.take()
+	res.stdout, res.stderr = ip.stdout.take(), ip.stderr.take()
+	res.StdoutTruncated, res.StderrTruncated = res.stdout.truncated, res.stderr.truncated
 	ip.stdout.setLimit(betweenLimit)
 	ip.stderr.setLimit(betweenLimit)
 	res.Duration = time.Since(begin)
@@ -299,7 +315,7 @@ func (r *runner) evaluate(ctx context.Context, ip *interpreter, code string, tim
 	} else {
 		r.set(ip, false)
 	}
-	return res, heldOut + heldErr
+	return res
 }
 
 // describeEnd says how the interpreter ended, or ends it.

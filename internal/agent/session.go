@@ -150,20 +150,23 @@ func (c *call) run(ctx context.Context) {
 	status := byte(agentwire.StatusOK)
 	if err != nil {
 		told := agentwire.NewCallError(err)
-		status, reply = agentwire.StatusError, answer{body: told.Append(nil)}
+		status, reply = agentwire.StatusError, oneBody(told.Append(nil))
 	}
 	// The id is free before the reply goes out: the peer may use it again then.
 	s.mu.Lock()
 	delete(s.calls, c.id)
 	s.mu.Unlock()
-	s.link.Send(context.Background(), agentwire.FrameReply, c.id, status, reply.body)
+	s.link.Send(context.Background(), agentwire.FrameReply, c.id, status, reply.body...)
 	if reply.after != nil {
 		reply.after()
 	}
 }
 
-// answer is what a method answers, and what to do once that is sent.
+// answer is what a method answers, as parts of one body, and what to do once that
+// is sent.
 type answer struct {
-	body  []byte
+	body  [][]byte
 	after func()
 }
+
+func oneBody(b []byte) answer { return answer{body: [][]byte{b}} }

@@ -34,7 +34,7 @@ func silentSession(t testing.TB) *session {
 		}
 	}()
 	a := &Agent{cfg: Config{Channel: ch, Log: func(string) {}}, ctx: context.Background()}
-	a.methods = func(_ context.Context, c *call) (answer, error) { return answer{body: c.body}, nil }
+	a.methods = func(_ context.Context, c *call) (answer, error) { return oneBody(c.body), nil }
 	s := newSession(a, [16]byte{})
 	t.Cleanup(func() { s.end(); a.calls.Wait() })
 	return s

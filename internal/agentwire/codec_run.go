@@ -1,5 +1,43 @@
 package agentwire
 
+import "encoding/binary"
+
+// The fields of ExecResult and EvalResult that hold output.
+const (
+	tagStdout = 3 // of ExecResult
+	tagStderr = 4
+	// EvalResult has the same two behind its result.
+	tagEvalStdout = 4
+	tagEvalStderr = 5
+)
+
+// Parts encodes m with output given as pieces instead of its Stdout and Stderr,
+// for a body that is the concatenation of the parts: large output is never copied.
+func (m *ExecResult) Parts(stdout, stderr [][]byte) [][]byte {
+	head := *m
+	head.Stdout, head.Stderr = nil, nil
+	return appendOutput(appendOutput([][]byte{head.Append(nil)}, tagStdout, stdout), tagStderr, stderr)
+}
+
+// Parts is as ExecResult.Parts.
+func (m *EvalResult) Parts(stdout, stderr [][]byte) [][]byte {
+	head := *m
+	head.Stdout, head.Stderr = nil, nil
+	return appendOutput(appendOutput([][]byte{head.Append(nil)}, tagEvalStdout, stdout), tagEvalStderr, stderr)
+}
+
+func appendOutput(parts [][]byte, tag uint64, pieces [][]byte) [][]byte {
+	size := 0
+	for _, p := range pieces {
+		size += len(p)
+	}
+	if size == 0 {
+		return parts
+	}
+	key := binary.AppendUvarint(nil, tag<<1|1)
+	return append(append(parts, binary.AppendUvarint(key, uint64(size))), pieces...)
+}
+
 // Append appends the encoded message.
 func (m *ExecRequest) Append(dst []byte) []byte {
 	e := encoder{dst}

@@ -172,6 +172,20 @@ func TestMessagesComeBack(t *testing.T) {
 	}
 }
 
+func TestParts(t *testing.T) {
+	pieces := [][]byte{[]byte("ab"), nil, []byte("c")}
+	var exec ExecResult
+	if err := exec.Decode(bytes.Join((&ExecResult{ExitCode: 3, Stdout: []byte("dropped")}).Parts(pieces, nil), nil)); err != nil ||
+		exec.ExitCode != 3 || string(exec.Stdout) != "abc" || exec.Stderr != nil {
+		t.Fatalf("%+v %v", exec, err)
+	}
+	var eval EvalResult
+	if err := eval.Decode(bytes.Join((&EvalResult{Result: "r"}).Parts(nil, pieces), nil)); err != nil ||
+		eval.Result != "r" || eval.Stdout != nil || string(eval.Stderr) != "abc" {
+		t.Fatalf("%+v %v", eval, err)
+	}
+}
+
 func TestReaderDropsWhatIsNoFrame(t *testing.T) {
 	good := AppendFrame(nil, FrameCancel, 5)
 	half := AppendFrame(nil, FrameCall, 1, []byte("half of this"))

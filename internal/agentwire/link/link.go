@@ -14,6 +14,7 @@ package link
 import (
 	"context"
 	"encoding/binary"
+	"slices"
 	"sync"
 
 	"forkd.dev/forkd/internal/agentwire"
@@ -95,16 +96,17 @@ func (l *Link) Close(err error) {
 	<-l.sender.exited
 }
 
-// Send sends a coded body (call, reply or note), split as needed, in turn with
-// other bodies. It returns when all is handed to the transport, or ctx or the
-// link has ended; the bool says whether a part of it had been sent.
-func (l *Link) Send(ctx context.Context, t agentwire.FrameType, id uint32, code byte, body []byte) (bool, error) {
-	return l.sender.send(ctx, &item{t: t, id: id, coded: true, code: code, rest: body, done: make(chan error, 1)})
+// Send sends a coded body (call, reply or note), the concatenation of parts, split
+// into frames as needed and in turn with other bodies. It returns when all is
+// handed to the transport, or ctx or the link has ended; the bool says whether a
+// part of it had been sent.
+func (l *Link) Send(ctx context.Context, t agentwire.FrameType, id uint32, code byte, parts ...[]byte) (bool, error) {
+	return l.sender.send(ctx, &item{t: t, id: id, coded: true, code: code, rest: slices.Clone(parts), done: make(chan error, 1)})
 }
 
 // Post queues a small frame ahead of long bodies, without waiting.
 func (l *Link) Post(t agentwire.FrameType, id uint32, payload []byte) {
-	if !l.sender.post(&item{t: t, id: id, rest: payload}) {
+	if !l.sender.post(&item{t: t, id: id, rest: [][]byte{payload}}) {
 		l.fail(errdefs.New(errdefs.ErrGuest, "peer makes more answers than it reads"))
 	}
 }

@@ -17,7 +17,7 @@ type item struct {
 	id    uint32
 	coded bool // payload starts with flags and code
 	code  byte
-	rest  []byte
+	rest  [][]byte // not yet sent
 	begun bool
 	done  chan error // nil for posted frames; gets one value otherwise
 }
@@ -118,24 +118,37 @@ func (s *sender) next(buf []byte) (*item, []byte, error) {
 	if len(s.posted) > 0 {
 		it := s.posted[0]
 		s.posted = s.posted[1:]
-		return it, agentwire.AppendFrame(buf, it.t, it.id, it.rest), nil
+		return it, agentwire.AppendFrame(buf, it.t, it.id, it.rest...), nil
 	}
 	if len(s.bodies) == 0 {
 		return nil, nil, nil
 	}
 	it := s.bodies[0]
 	it.begun = true
-	n := min(len(it.rest), agentwire.ChunkSize)
-	chunk := it.rest[:n]
-	it.rest = it.rest[n:]
+	chunk := it.take(agentwire.ChunkSize)
 	if !it.coded {
-		return it, agentwire.AppendFrame(buf, it.t, it.id, chunk), nil
+		return it, agentwire.AppendFrame(buf, it.t, it.id, chunk...), nil
 	}
 	var flags byte
 	if len(it.rest) > 0 {
 		flags = agentwire.FlagMore
 	}
-	return it, agentwire.AppendFrame(buf, it.t, it.id, []byte{flags, it.code}, chunk), nil
+	return it, agentwire.AppendFrame(buf, it.t, it.id, append([][]byte{{flags, it.code}}, chunk...)...), nil
+}
+
+// take removes the next n bytes, or all that is left.
+func (it *item) take(n int) (chunk [][]byte) {
+	for len(it.rest) > 0 {
+		part := it.rest[0]
+		if len(part) > n {
+			it.rest[0] = part[n:]
+			return append(chunk, part[:n])
+		}
+		chunk = append(chunk, part)
+		n -= len(part)
+		it.rest = it.rest[1:]
+	}
+	return chunk
 }
 
 // wrote moves a body to the end of the queue, or out of it.

@@ -269,7 +269,7 @@ func (s *Stream) takeCredit(want int) (int, error) {
 // later cannot overtake it. A chunk in the hands of the transport is not taken
 // back, so the deadline acts between chunks only.
 func (s *Stream) sendChunk(p []byte) error {
-	_, err := s.link.sender.send(context.Background(), &item{t: agentwire.FrameStreamData, id: s.id, rest: p, done: make(chan error, 1)})
+	_, err := s.link.sender.send(context.Background(), &item{t: agentwire.FrameStreamData, id: s.id, rest: [][]byte{p}, done: make(chan error, 1)})
 	return err
 }
 
