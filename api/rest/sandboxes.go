@@ -49,7 +49,7 @@ type ReceiptStep struct {
 
 // Timing is how long the steps of a fork took, each counted from the request.
 type Timing struct {
-	Pooled     bool    `json:"pooled"`
+	Pool       string  `json:"pool"` // "none", "blank" or "warm": what was claimed
 	StartMS    float64 `json:"start_ms"`
 	HelloMS    float64 `json:"hello_ms"`
 	IdentityMS float64 `json:"identity_ms"`

@@ -145,10 +145,11 @@ func (b *builder) build(ctx context.Context) (err error) {
 		return err
 	}
 	defer b.release()
-	if err := b.s.admit(1); err != nil {
+	room, err := b.s.admit(ctx, "make a snapshot with", 1, 0)
+	if err != nil {
 		return err
 	}
-	defer b.s.unreserve(1)
+	defer room.release()
 	info := Sandbox{
 		ID: b.machineID, State: Creating, SnapshotID: b.id, Engine: b.s.cfg.Engine.Name(), Shape: b.shape,
 		CreatedAt: time.Now(), Labels: map[string]string{"forkd.builds": b.id},

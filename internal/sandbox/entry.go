@@ -77,6 +77,7 @@ func (s *Service) watch(e *entry) {
 	}
 	s.cfg.Log("sandbox %s ended: %s", info.ID, info.Reason)
 	s.freeName(info)
+	s.roomCame()
 	if e.release != nil {
 		e.release()
 	}
@@ -117,6 +118,7 @@ func (s *Service) end(ctx context.Context, e *entry, reason string) error {
 	s.mu.Lock()
 	delete(s.entries, before.ID)
 	s.mu.Unlock()
+	s.roomCame()
 	return nil
 }
 

@@ -42,14 +42,18 @@ func (s *Service) Fork(ctx context.Context, f Fork, each func(ForkItem)) ([]Fork
 		return nil, err
 	}
 	defer plan.release()
-	if err := s.admit(f.N); err != nil {
+	room, err := s.admit(ctx, "fork", f.N, f.Wait)
+	if err != nil {
 		return nil, err
 	}
-	defer s.unreserve(f.N)
+	defer room.release()
+	s.warm.enter()
+	defer s.warm.leave()
 	b, err := s.newBatch(ctx, plan, f, began)
 	if err != nil {
 		return nil, err
 	}
+	b.room = room
 	items := b.run(ctx, each)
 	s.keepPool(plan)
 	return b.settle(items, f.Partial)
@@ -78,6 +82,9 @@ func (s *Service) checkFork(f Fork) error {
 	if f.Engine != "" && f.Engine != s.cfg.Engine.Name() {
 		return errdefs.WithHint(errdefs.New(errdefs.ErrInvalid, "there is no engine %q here", f.Engine),
 			"this daemon runs engine %q", s.cfg.Engine.Name())
+	}
+	if f.Wait < 0 || f.Wait > MaxWait {
+		return errdefs.New(errdefs.ErrInvalid, "cannot wait %v for room: 0 to %v are possible", f.Wait, MaxWait)
 	}
 	if f.MemoryLimitMiB < 0 {
 		return errdefs.New(errdefs.ErrInvalid, "memory limit of %d MiB is negative", f.MemoryLimitMiB)
@@ -112,55 +119,21 @@ func checkEnv(env map[string]string) error {
 	return nil
 }
 
-// reserveMiB is what a new sandbox is expected to need: QEMU's own memory and the
-// pages it will touch first.
-const reserveMiB = 48
-
-// admit reserves room for n sandboxes or says how many fit.
-func (s *Service) admit(n int) error {
-	available, err := availableMiB()
-	if err != nil {
-		return err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	living := s.reserved
-	for _, e := range s.entries {
-		if e.snapshot().State.living() {
-			living++
-		}
-	}
-	fits, binds := s.cfg.MaxSandboxes-living, "the limit of living sandboxes"
-	if byMemory := available/reserveMiB - s.reserved; byMemory < fits {
-		fits, binds = byMemory, "memory"
-	}
-	if n > fits {
-		return errdefs.WithHint(errdefs.New(errdefs.ErrResourceExhausted, "cannot fork %d sandboxes: %d more fit (%s binds)", n, max(fits, 0), binds),
-			"fork fewer, or end some with: forkd kill")
-	}
-	s.reserved += n
-	return nil
-}
-
-func (s *Service) unreserve(n int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.reserved -= n
-}
-
 // batch is one fork call under way.
 type batch struct {
 	s        *Service
 	plan     *plan
 	req      Fork
 	began    time.Time
+	room     *room
 	children []*child
 }
 
 // child is one sandbox of a batch.
 type child struct {
 	index   int
-	machine engine.Machine // claimed from the pool, or nil
+	machine engine.Machine // claimed from a pool, or nil
+	link    *link          // likewise, if it is a warm one
 	info    Sandbox
 }
 
@@ -172,7 +145,7 @@ func (s *Service) newBatch(ctx context.Context, p *plan, f Fork, began time.Time
 	for i := range f.N {
 		c := &child{index: i}
 		if f.MemoryLimitMiB == 0 {
-			c.machine = s.claim(p.id)
+			c.machine, c.link = s.claim(p.id)
 		}
 		id := ident.New(ident.Sandbox)
 		if c.machine != nil {
@@ -184,7 +157,7 @@ func (s *Service) newBatch(ctx context.Context, p *plan, f Fork, began time.Time
 			Labels: childLabels(f.Labels, p.id, batchID, i), CreatedAt: began,
 			MemoryLimitMiB: f.MemoryLimitMiB, HoldsSecrets: p.manifest.HoldsSecrets,
 		}
-		c.info.Timing.Pooled = c.machine != nil
+		c.info.Timing.Pool = poolOf(c)
 		b.children = append(b.children, c)
 	}
 	if err := b.insert(ctx); err != nil {

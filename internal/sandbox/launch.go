@@ -50,6 +50,9 @@ func (b *batch) start(ctx context.Context, c *child) (*entry, error) {
 	if err := b.restore(ctx, c); err != nil {
 		return nil, err
 	}
+	if c.link == nil {
+		c.link = &link{machine: c.machine, connect: s.cfg.Connect}
+	}
 	e := &entry{machine: c.machine, link: newLink(c.machine, s.cfg.Connect, helloTimeout)}
 	c.info.Timing.Start = time.Since(b.began)
 	receipt, err := b.identify(ctx, e, c)
@@ -65,6 +68,7 @@ func (b *batch) start(ctx context.Context, c *child) (*entry, error) {
 		return e, err
 	}
 	s.register(e)
+	b.room.take()
 	return e, nil
 }
 

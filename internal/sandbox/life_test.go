@@ -356,7 +356,7 @@ func TestPool(t *testing.T) {
 	w := newWorld(t, func(c *Config) { c.PoolSize = 2 })
 	base := w.base()
 	first := w.fork("base", 1)[0]
-	if first.Timing.Pooled {
+	if first.Timing.Pool != PoolNone {
 		t.Error("the first fork came from a pool")
 	}
 	full := func() bool { return w.driver.Pooled(base.ID) == 2 }
@@ -364,7 +364,7 @@ func TestPool(t *testing.T) {
 	some := w.fork("base", 3)
 	pooled := 0
 	for _, sb := range some {
-		if sb.Timing.Pooled {
+		if sb.Timing.Pool == PoolBlank {
 			pooled++
 		}
 		if v := w.eval(sb.ID, "value"); v != "warm" {

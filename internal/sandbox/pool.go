@@ -51,20 +51,37 @@ func (s *Service) preparedSpec(p *plan) (engine.Spec, error) {
 	return s.newSpec(id, p.manifest.Shape, p.root, 0)
 }
 
-// claim takes a prepared machine of a snapshot from the engine's pool, if it has one.
-func (s *Service) claim(snapshotID string) engine.Machine {
+// claim takes a prepared machine of a snapshot: a warm one with its agent, else one
+// of the engine's pool, else nil.
+func (s *Service) claim(snapshotID string) (engine.Machine, *link) {
+	m, ok, dead := s.warm.take(snapshotID)
+	s.endWarm(dead)
+	if ok {
+		return m.machine, m.link
+	}
 	p, ok := s.cfg.Engine.(engine.Pooler)
 	if !ok {
-		return nil
+		return nil, nil
 	}
-	m := p.Claim(snapshotID)
-	if m == nil {
-		return nil
+	blank := p.Claim(snapshotID)
+	if blank == nil {
+		return nil, nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.prepared, m.ID())
-	return m
+	delete(s.prepared, blank.ID())
+	return blank, nil
+}
+
+// poolOf tells which pool c was claimed from.
+func poolOf(c *child) PoolKind {
+	switch {
+	case c.link != nil:
+		return PoolWarm
+	case c.machine != nil:
+		return PoolBlank
+	}
+	return PoolNone
 }
 
 // forgetPool ends the prepared processes of a snapshot.
@@ -72,6 +89,7 @@ func (s *Service) forgetPool(id string) {
 	s.mu.Lock()
 	s.pools = slices.DeleteFunc(s.pools, func(q *plan) bool { return q.id == id })
 	s.mu.Unlock()
+	s.dropWarm(id)
 	s.cfg.Engine.Forget(id)
 	s.discardPrepared(id)
 }

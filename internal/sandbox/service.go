@@ -58,7 +58,8 @@ const DefaultMaxSandboxes = 2000
 type Service struct {
 	cfg      Config
 	restores *semaphore.Weighted // restores under way; waiters are served in order
-	builds   flights             // built-ins being made
+	warm     warmPools
+	builds   flights // built-ins being made
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -73,6 +74,8 @@ type Service struct {
 	entries map[string]*entry
 	// +checklocks:mu
 	names map[string]string // name -> id of living sandboxes
+	// +checklocks:mu
+	queue []*waiter // calls that wait for room, in order
 	// +checklocks:mu
 	reserved int // sandboxes admitted but not yet registered
 	// +checklocks:mu
@@ -106,11 +109,13 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 	}
 	s.closing, s.stop = context.WithCancel(context.Background())
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.warm.init()
 	if err := s.recover(ctx); err != nil {
 		s.stop()
 		s.leave(s.known())
 		return nil, fmt.Errorf("recover sandboxes: %w", err)
 	}
+	s.group.Go(func() { s.fillWarm(s.closing) })
 	return s, nil
 }
 

@@ -43,9 +43,19 @@ type Sandbox struct {
 	Timing         Timing
 }
 
+// PoolKind says how far a claimed machine had been prepared.
+type PoolKind string
+
+// The kinds of pools, coldest first.
+const (
+	PoolNone  PoolKind = "none"  // nothing was prepared
+	PoolBlank PoolKind = "blank" // restored, never run
+	PoolWarm  PoolKind = "warm"  // restored, the whole way to the first answer rehearsed
+)
+
 // Timing is how long the steps of a fork took, from the request on.
 type Timing struct {
-	Pooled   bool          // a prepared process was claimed
+	Pool     PoolKind      // what was claimed
 	Start    time.Duration // machine process up and state loaded
 	Hello    time.Duration // agent answered
 	Identity time.Duration // fork contract fulfilled
@@ -123,6 +133,9 @@ type Fork struct {
 	MemoryLimitMiB int
 	// Shape, where nonzero, must equal the snapshot's: a size is fixed at capture.
 	Shape engine.Shape
+	// Wait is how long the call may wait for room, in the order of such calls; 0
+	// means that what does not fit fails at once.
+	Wait time.Duration
 	// Partial keeps the children that came up when others failed.
 	Partial bool
 	// Engine, if set, must be the snapshot's.

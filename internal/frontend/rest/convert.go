@@ -54,7 +54,7 @@ func sandboxOf(sb sandbox.Sandbox) api.Sandbox {
 		CPUs: sb.Shape.CPUs, MemoryMiB: sb.Shape.MemoryMiB, DiskMiB: sb.Shape.DiskMiB,
 		Labels: orEmpty(sb.Labels), HoldsSecrets: sb.HoldsSecrets, Receipt: receiptOf(sb.Receipt),
 		Timing: api.Timing{
-			Pooled: sb.Timing.Pooled, StartMS: ms(sb.Timing.Start), HelloMS: ms(sb.Timing.Hello),
+			Pool: string(sb.Timing.Pool), StartMS: ms(sb.Timing.Start), HelloMS: ms(sb.Timing.Hello),
 			IdentityMS: ms(sb.Timing.Identity), TotalMS: ms(sb.Timing.Total),
 		},
 	}
