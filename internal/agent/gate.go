@@ -61,6 +61,12 @@ func (g *gate) pass(ctx context.Context) error {
 	}
 }
 
+func (g *gate) isOpen() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.since.IsZero()
+}
+
 // waitEnd is why await returned.
 type waitEnd int
 

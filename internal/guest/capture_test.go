@@ -286,6 +286,33 @@ func TestForkDuringEval(t *testing.T) {
 	}
 }
 
+// TestEvalQueuedAtFork has an eval that came while its machine was frozen: the
+// runner is idle and must be reseeded before it.
+func TestEvalQueuedAtFork(t *testing.T) {
+	rig := startAgent(t, "-cgroup", cgroupDir(t))
+	c := rig.connect()
+	evalTo(t, c, "import random\nrandom.seed(1)", "")
+	if err := c.Prepare(testContext(t), agentwire.Prepare{}); err != nil {
+		t.Fatal(err)
+	}
+	queued := make(chan agentwire.EvalResult, 1)
+	go func() {
+		res, _ := c.Eval(testContext(t), agentwire.EvalRequest{Code: "random.random()"})
+		queued <- res
+	}()
+	mustPing(t, c)
+	r, err := c.VerdictFork(testContext(t), newIdentity(3))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := step(t, r, "runner:python"); s.Status != "done" || len(r.NotCovered) != 0 {
+		t.Fatalf("%+v", r)
+	}
+	if res := <-queued; res.Error != "" || res.Result == "0.13436424411240122" || res.Result == "" {
+		t.Fatalf("%+v", res)
+	}
+}
+
 func TestWrongClockIsRefused(t *testing.T) {
 	rig := startAgent(t)
 	c, err := Connect(testContext(t), rig.dial(), Options{Now: func() time.Time { return time.Now().Add(time.Hour) }})

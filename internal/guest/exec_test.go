@@ -3,6 +3,8 @@ package guest
 import (
 	"bytes"
 	"context"
+	"errors"
+	"io/fs"
 	"os"
 	"strings"
 	"testing"
@@ -123,7 +125,7 @@ func awaitGone(t *testing.T, pid string) {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		if _, err := os.Stat("/proc/" + pid); os.IsNotExist(err) {
+		if _, err := os.Stat("/proc/" + pid); errors.Is(err, fs.ErrNotExist) {
 			return
 		}
 		select {

@@ -1,0 +1,150 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"forkd.dev/forkd/internal/agentwire"
+	"forkd.dev/forkd/internal/errdefs"
+)
+
+// countExtras counts for the forks of a capture that is under way, so that they
+// need not look themselves. Frozen processes cannot start others.
+func (r *runner) countExtras() {
+	r.mu.Lock()
+	ip := r.live
+	r.mu.Unlock()
+	if ip != nil && ip.alive() {
+		ip.threads, ip.children = ip.extras()
+	}
+}
+
+// extras counts threads beside the first and processes that the runner started.
+func (ip *interpreter) extras() (threads, children int) {
+	pid := strconv.Itoa(ip.proc.pid)
+	tasks, _ := os.ReadDir("/proc/" + pid + "/task")
+	threads = max(len(tasks)-1, 0)
+	if ip.group != nil {
+		b, _ := os.ReadFile(filepath.Join(ip.group.dir, "cgroup.procs"))
+		return threads, max(len(bytes.Fields(b))-1, 0)
+	}
+	for _, t := range tasks {
+		b, _ := os.ReadFile("/proc/" + pid + "/task/" + t.Name() + "/children")
+		children += len(bytes.Fields(b))
+	}
+	return threads, children
+}
+
+// reseedRunner makes the generators of an idle runner unique before anything
+// else of the user runs. One in the middle of an eval is done before the next.
+func (f *fork) reseedRunner(ctx context.Context, env []string, frozen bool) {
+	const name = "runner:" + languagePython
+	r := f.agent.python
+	mode := f.m.Reseed
+	if mode == "" {
+		mode = agentwire.ReseedAll
+	}
+	var seed [64]byte
+	unix.Getrandom(seed[:], 0)
+	for i := range seed { // right even where the kernel's generator is not ours to seed
+		seed[i] ^= f.m.Entropy[i%len(f.m.Entropy)]
+	}
+	request := append([]string{string(mode), string(seed[:])}, env...)
+	select {
+	case r.turn <- struct{}{}:
+		defer r.unlock()
+	default:
+		f.busyRunner(name, request)
+		return
+	}
+	ip := r.live
+	if ip == nil || !ip.alive() {
+		f.step(name, "absent", "")
+		return
+	}
+	threads, children := ip.threads, ip.children
+	if !frozen {
+		threads, children = ip.extras()
+	}
+	if threads+children > 0 {
+		f.note("the python runner has " + strconv.Itoa(threads) + " extra threads and " + strconv.Itoa(children) + " processes, which were not reseeded one by one")
+	}
+	if frozen {
+		if err := ip.group.setFrozen(false); err != nil {
+			f.step(name, "failed", err.Error())
+			return
+		}
+	}
+	fields, end := r.ungated(ctx, ip.ask("reseed", request...))
+	if end != evalAnswered || len(fields) < 2 || fields[0] != "ok" {
+		r.drop()
+		f.step(name, "failed", "it did not reseed and was ended; the next eval starts a new one")
+		return
+	}
+	f.step(name, "done", fields[1])
+}
+
+func (f *fork) busyRunner(name string, request []string) {
+	r := f.agent.python
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.pending = request
+	if !r.busy {
+		f.step(name, "failed", "it is about to evaluate; its generators are reseeded before that, or before the next eval")
+		f.note("python code that was about to run at the fork may go on with its parent's generators")
+		return
+	}
+	f.step(name, "failed", "an eval is running; its generators are reseeded before the next one")
+	f.note("the python code that was running at the fork goes on with its parent's generators")
+}
+
+// ungated asks while the gate is shut, when question would wait for it to open.
+func (r *runner) ungated(ctx context.Context, q *question) ([]string, evalEnd) {
+	timer := time.NewTimer(reseedTime)
+	defer timer.Stop()
+	for {
+		select {
+		case fields, ok := <-q.ip.answers:
+			if !ok {
+				return nil, evalDied
+			}
+			if rest, mine := q.take(fields); mine {
+				return rest, evalAnswered
+			}
+		case <-q.ip.proc.done:
+			return nil, evalDied
+		case <-timer.C:
+			return nil, evalTimeout
+		case <-ctx.Done():
+			return nil, evalCanceled
+		}
+	}
+}
+
+func (r *runner) takePending() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := r.pending
+	r.pending = nil
+	return p
+}
+
+// catchUp applies a reseed that came while an eval was running.
+func (r *runner) catchUp(ctx context.Context, ip *interpreter) error {
+	request := r.takePending()
+	if request == nil {
+		return nil
+	}
+	fields, end := r.question(ctx, ip.ask("reseed", request...), reseedTime)
+	if end != evalAnswered || fields[0] != "ok" {
+		r.drop()
+		return errdefs.WithHint(errdefs.New(errdefs.ErrUnavailable, "python runner could not be reseeded and was ended"), "repeat the call: a new runner starts")
+	}
+	return nil
+}
