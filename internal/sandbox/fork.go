@@ -182,6 +182,9 @@ func (b *batch) abandon() {
 		if c.machine == nil {
 			continue
 		}
+		if c.link != nil {
+			c.link.close()
+		}
 		if err := b.s.discard(c.info.ID); err != nil {
 			b.s.cfg.Log("%v", err)
 		}

@@ -51,9 +51,9 @@ func (b *batch) start(ctx context.Context, c *child) (*entry, error) {
 		return nil, err
 	}
 	if c.link == nil {
-		c.link = &link{machine: c.machine, connect: s.cfg.Connect}
+		c.link = newLink(c.machine, s.cfg.Connect, helloTimeout)
 	}
-	e := &entry{machine: c.machine, link: newLink(c.machine, s.cfg.Connect, helloTimeout)}
+	e := &entry{machine: c.machine, link: c.link}
 	c.info.Timing.Start = time.Since(b.began)
 	receipt, err := b.identify(ctx, e, c)
 	if err != nil {

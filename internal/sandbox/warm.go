@@ -317,7 +317,7 @@ func (s *Service) makeWarm(ctx context.Context, snapshotID string) (_ warmMachin
 	if err != nil {
 		return warmMachine{}, err
 	}
-	m := warmMachine{machine: machine, link: &link{machine: machine, connect: s.cfg.Connect}}
+	m := warmMachine{machine: machine, link: newLink(machine, s.cfg.Connect, helloTimeout)}
 	if err := m.rehearse(ctx, len(p.manifest.Agent.WarmLanguages) > 0); err != nil {
 		m.link.close()
 		return warmMachine{}, err
