@@ -18,6 +18,7 @@ import (
 func inspectProcess(t *testing.T, m engine.Machine, chain []engine.State) {
 	proc := filepath.Join("/proc", strconv.Itoa(m.PID()))
 	inspectStatus(t, proc)
+	inspectLimits(t, proc)
 	root, err := os.Readlink(filepath.Join(proc, "root"))
 	if err != nil {
 		t.Fatal(err)
@@ -70,6 +71,35 @@ func inspectStatus(t *testing.T, proc string) {
 	}
 	if groups := status["Groups"]; len(groups) > 1 || (len(groups) == 1 && groups[0] == "0") {
 		t.Errorf("supplementary groups of the process are %v", groups)
+	}
+}
+
+func inspectLimits(t *testing.T, proc string) {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(proc, "limits"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{
+		"Max open files":     strconv.Itoa(maxOpenFiles),
+		"Max core file size": "0",
+		"Max file size":      strconv.Itoa((testDiskMiB + testDiskMiB/8 + 64) << 20),
+	}
+	for _, line := range strings.Split(string(b), "\n") {
+		for name, limit := range want {
+			if rest, ok := strings.CutPrefix(line, name); ok {
+				if f := strings.Fields(rest); len(f) < 2 || f[0] != limit || f[1] != limit {
+					t.Errorf("limit of the process: %s, want %s", line, limit)
+				}
+				delete(want, name)
+			}
+		}
+	}
+	if len(want) > 0 {
+		t.Errorf("limits not found: %v", want)
+	}
+	if adj, err := os.ReadFile(filepath.Join(proc, "oom_score_adj")); err != nil || strings.TrimSpace(string(adj)) != "500" {
+		t.Errorf("oom score is %s, %v", adj, err)
 	}
 }
 

@@ -5,9 +5,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"syscall"
-
-	"golang.org/x/sys/unix"
 
 	"forkd.dev/forkd/internal/errdefs"
 )
@@ -73,7 +72,7 @@ func (d *Driver) start(p *process, logPath string) (*exec.Cmd, error) {
 		return nil, fmt.Errorf("open log of %s: %w", p.name, err)
 	}
 	defer log.Close()
-	cmd := exec.Command(d.binary, args...)
+	cmd := exec.Command("/bin/sh", append(p.limits(d.binary), args...)...)
 	cmd.Dir = "/"
 	cmd.Env = []string{"PATH=/usr/bin:/bin", "MALLOC_ARENA_MAX=2"}
 	cmd.Stdout, cmd.Stderr = log, log
@@ -82,34 +81,26 @@ func (d *Driver) start(p *process, logPath string) (*exec.Cmd, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w: %w", filepath.Base(d.binary), err, errdefs.ErrUnavailable)
 	}
-	if err := limitProcess(cmd.Process.Pid, p.shape.DiskMiB, p.shape.MemoryMiB); err != nil {
+	// Under memory pressure a sandbox goes before the daemon does.
+	adj := fmt.Sprintf("/proc/%d/oom_score_adj", cmd.Process.Pid)
+	if err := os.WriteFile(adj, []byte("500"), 0); err != nil {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
-		return nil, fmt.Errorf("limit %s: %w", p.name, err)
+		return nil, fmt.Errorf("set oom score of %s: %w", p.name, err)
 	}
 	return cmd, nil
 }
 
-// limitProcess bounds what an escaped guest could take. The file size covers the
-// overlay with its metadata, and the memory file, which QEMU sizes by ftruncate.
-func limitProcess(pid, diskMiB, memoryMiB int) error {
-	fsize := uint64(max(diskMiB+diskMiB/8, memoryMiB)+64) << 20
-	limits := []struct {
-		what  int
-		value uint64
-	}{
-		{unix.RLIMIT_NOFILE, maxOpenFiles},
-		{unix.RLIMIT_CORE, 0},
-		{unix.RLIMIT_FSIZE, fsize},
-	}
-	for _, l := range limits {
-		if err := unix.Prlimit(pid, l.what, &unix.Rlimit{Cur: l.value, Max: l.value}, nil); err != nil {
-			return fmt.Errorf("set resource limit %d: %w", l.what, err)
-		}
-	}
-	// Under memory pressure a sandbox goes before the daemon does.
-	if err := os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid), []byte("500"), 0); err != nil {
-		return fmt.Errorf("set oom score: %w", err)
-	}
-	return nil
+// limitScript runs its arguments with limits on open files and on the size of files
+// in blocks of 512 bytes. QEMU cannot be limited from outside once it has given up
+// its uid, unless we have CAP_SYS_RESOURCE, which root in a container has not.
+const limitScript = `ulimit -c 0 && ulimit -n "$1" && ulimit -f "$2" && shift 2 && exec "$@"`
+
+// limits are the arguments of a shell that becomes binary with limits on what an
+// escaped guest could take. The file size covers the overlay with its metadata, and
+// the memory file, which QEMU sizes by ftruncate.
+func (p *process) limits(binary string) []string {
+	blocks := max(p.shape.DiskMiB+p.shape.DiskMiB/8, p.shape.MemoryMiB) + 64
+	blocks *= 1 << 20 / 512
+	return []string{"-c", limitScript, "forkd", strconv.Itoa(maxOpenFiles), strconv.Itoa(blocks), binary}
 }

@@ -32,6 +32,8 @@ type qmpClient struct {
 
 	mu sync.Mutex
 	// +checklocks:mu
+	id int // of the command under way
+	// +checklocks:mu
 	reply chan qmpMessage // of the command under way
 	// +checklocks:mu
 	err error // why reading ended
@@ -44,6 +46,7 @@ type qmpEvent struct {
 
 type qmpMessage struct {
 	QMP    json.RawMessage `json:"QMP"`
+	ID     int             `json:"id"`
 	Return json.RawMessage `json:"return"`
 	Error  *struct {
 		Class string `json:"class"`
@@ -63,6 +66,7 @@ func dialQMP(ctx context.Context, path string, onEvent func(qmpEvent)) (*qmpClie
 	greeting := make(chan struct{})
 	go func() {
 		defer close(c.done)
+		defer conn.Close()
 		c.read(greeting)
 	}()
 	select {
@@ -106,13 +110,7 @@ func (c *qmpClient) read(greeting chan struct{}) {
 		case m.Event != "":
 			c.onEvent(qmpEvent{Name: m.Event, Data: m.Data})
 		default:
-			c.mu.Lock()
-			reply := c.reply
-			c.mu.Unlock()
-			select {
-			case reply <- m:
-			default: // nobody waits: a reply that came after its command was given up
-			}
+			c.deliver(m)
 		}
 	}
 	err := sc.Err()
@@ -120,6 +118,20 @@ func (c *qmpClient) read(greeting chan struct{}) {
 		err = errors.New("connection closed")
 	}
 	c.fail(fmt.Errorf("monitor: %w: %w", err, errdefs.ErrUnavailable))
+}
+
+// deliver hands a reply to the command under way. One of a command that was given
+// up, or that nobody asked for, is dropped.
+func (c *qmpClient) deliver(m qmpMessage) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if m.ID != c.id {
+		return
+	}
+	select {
+	case c.reply <- m:
+	default: // a second reply to the same command
+	}
 }
 
 func (c *qmpClient) fail(err error) {
@@ -135,9 +147,11 @@ func (c *qmpClient) run(ctx context.Context, command string, args any, result an
 	defer c.cmd.Unlock()
 	reply := make(chan qmpMessage, 1)
 	c.mu.Lock()
+	c.id++
 	c.reply = reply
+	id := c.id
 	c.mu.Unlock()
-	if err := c.send(ctx, command, args, files); err != nil {
+	if err := c.send(ctx, map[string]any{"execute": command, "id": id}, args, files); err != nil {
 		return fmt.Errorf("monitor command %s: %w", command, err)
 	}
 	select {
@@ -160,8 +174,7 @@ func (c *qmpClient) run(ctx context.Context, command string, args any, result an
 	}
 }
 
-func (c *qmpClient) send(ctx context.Context, command string, args any, files []*os.File) error {
-	msg := map[string]any{"execute": command}
+func (c *qmpClient) send(ctx context.Context, msg map[string]any, args any, files []*os.File) error {
 	if args != nil {
 		msg["arguments"] = args
 	}
