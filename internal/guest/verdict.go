@@ -19,15 +19,18 @@ const (
 type clockCheck struct {
 	now    func() time.Time
 	sent   time.Time // when the last host time was taken
-	trip   time.Duration
+	trip   time.Duration // of the last round
+	best   time.Duration // of the shortest round; 0 before the first
 	rounds int
 	offset time.Duration // guest minus host, the middle of what is possible
 }
 
-// stamp returns the host time to send: ahead by half of the last round trip.
+// stamp returns the host time to send: ahead by half of the shortest round trip.
+// Not of the last one: a trip that was long because the guest was not scheduled
+// says nothing about the next.
 func (k *clockCheck) stamp() time.Time {
 	k.sent = k.now()
-	return k.sent.Add(k.trip / 2)
+	return k.sent.Add(k.best / 2)
 }
 
 // right tells whether the guest, which told wall between our sending and now, is
@@ -35,10 +38,18 @@ func (k *clockCheck) stamp() time.Time {
 func (k *clockCheck) right(wall time.Time) bool {
 	got := k.now()
 	k.trip = max(got.Sub(k.sent), 0)
+	if k.best == 0 || k.trip < k.best {
+		k.best = k.trip
+	}
 	low, high := wall.Sub(got), wall.Sub(k.sent)
 	k.offset = low + (high-low)/2
 	return low >= -ClockTolerance && high <= ClockTolerance
 }
+
+// likely tells whether the guest is within the tolerance if both ways of the last
+// round trip took equally long. On an overloaded host no trip is short enough to
+// prove more, and a fork must not fail for that.
+func (k *clockCheck) likely() bool { return k.offset.Abs() <= ClockTolerance }
 
 func (k *clockCheck) failure() error {
 	return errdefs.WithHint(errdefs.New(errdefs.ErrGuest, "the guest's clock is %s off after %d corrections (round trip %s)", k.offset, clockRounds, k.trip),
@@ -64,6 +75,9 @@ func (c *Client) VerdictSource(ctx context.Context) error {
 			return nil
 		}
 		if k.rounds++; k.rounds > clockRounds {
+			if k.likely() {
+				return nil
+			}
 			return wrap(name, k.failure())
 		}
 		method = agentwire.MethodClock
@@ -109,6 +123,9 @@ func (c *Client) verdictFork(ctx context.Context, m agentwire.Identity) (agentwi
 	}
 	cleanReceipt(&r)
 	r.ClockOffset = check.offset
+	if check.rounds > clockRounds {
+		r.NotCovered = append(r.NotCovered, "the wall clock was checked to "+(check.trip/2).Round(time.Millisecond).String()+" only: the host was busy")
+	}
 	return r, nil
 }
 
@@ -123,7 +140,11 @@ func (c *Client) clockRounds(ctx context.Context, k *call, check *clockCheck) (b
 				return true, nil
 			}
 			if check.rounds++; check.rounds > clockRounds {
-				return false, check.failure()
+				if !check.likely() {
+					return false, check.failure()
+				}
+				c.link.PostCoded(agentwire.FrameNote, k.id, agentwire.NoteClockOK, nil)
+				return true, nil
 			}
 			correction := agentwire.Clock{Wall: check.stamp()}
 			c.link.PostCoded(agentwire.FrameNote, k.id, agentwire.NoteClock, correction.Append(nil))

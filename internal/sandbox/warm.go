@@ -325,7 +325,7 @@ func (s *Service) makeWarm(ctx context.Context, snapshotID string) (_ warmMachin
 	return m, nil
 }
 
-// rehearse goes the way of a claim and of the first eval, exec and ping, and stops
+// rehearse goes the way of a claim and of the first eval, and stops
 // the machine where a claim will find it.
 func (m warmMachine) rehearse(ctx context.Context, runner bool) error {
 	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
@@ -354,13 +354,9 @@ func (m warmMachine) rehearse(ctx context.Context, runner bool) error {
 }
 
 // firstCalls runs what a sandbox is asked first. The code leaves nothing behind.
+// No exec: starting a program translates so much of the guest that a machine which
+// may never be asked for one would own a third more memory.
 func firstCalls(ctx context.Context, agent Agent, runner bool) error {
-	if _, err := agent.Ping(ctx); err != nil {
-		return fmt.Errorf("rehearse a ping: %w", err)
-	}
-	if _, err := agent.Exec(ctx, agentwire.ExecRequest{Argv: []string{"/bin/true"}}); err != nil && !errors.Is(err, errdefs.ErrNotFound) {
-		return fmt.Errorf("rehearse an exec: %w", err)
-	}
 	if !runner {
 		return nil
 	}
