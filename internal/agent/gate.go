@@ -76,10 +76,20 @@ const (
 	waitCanceled
 )
 
+// clock returns a function that tells what is left of timeout, which runs only
+// while the gate is open.
+func (g *gate) clock(timeout time.Duration) func() time.Duration {
+	_, before := g.opened()
+	begin := time.Now()
+	return func() time.Duration {
+		_, total := g.opened()
+		return timeout - (time.Since(begin) - (total - before))
+	}
+}
+
 // await waits for done, at most timeout of time in which the gate is open.
 func (g *gate) await(ctx context.Context, done <-chan struct{}, timeout time.Duration) waitEnd {
-	_, frozen := g.opened()
-	begin := time.Now()
+	clock := g.clock(timeout)
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	for {
@@ -98,8 +108,7 @@ func (g *gate) await(ctx context.Context, done <-chan struct{}, timeout time.Dur
 		case <-ctx.Done():
 			return waitCanceled
 		}
-		_, total := g.opened()
-		left := timeout - (time.Since(begin) - (total - frozen))
+		left := clock()
 		if left <= 0 {
 			return waitTimeout
 		}

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"forkd.dev/forkd/internal/agentwire"
 	"forkd.dev/forkd/internal/errdefs"
 )
@@ -31,12 +33,13 @@ type interpreter struct {
 	proc           *process
 	group          *group
 	requests       *os.File
-	answers        chan []string // of fields; closed when no more can come
+	raw            syscall.RawConn // of requests
+	answers        chan reply      // closed when no more can come
 	reading        chan struct{}
 	answerFile     *os.File
 	stdout, stderr *sink
 	pumps          []*pump
-	count          int
+	count          uint32
 	threads        int // beside the first, when last frozen
 	children       int // likewise
 	numpy          string
@@ -64,7 +67,7 @@ func (a *Agent) startInterpreter() (*interpreter, error) {
 	}
 	ip := &interpreter{
 		group: a.groups.runner(), requests: ours[0], answerFile: ours[1],
-		answers: make(chan []string), reading: make(chan struct{}),
+		answers: make(chan reply, 1), reading: make(chan struct{}),
 		stdout: &sink{budget: &a.budget, limit: betweenLimit}, stderr: &sink{budget: &a.budget, limit: betweenLimit},
 	}
 	ip.proc, err = a.procs.start(startSpec{
@@ -82,8 +85,10 @@ func (a *Agent) startInterpreter() (*interpreter, error) {
 			ip.pumps = append(ip.pumps, p)
 		}
 	}
+	var rerr error
+	ip.raw, rerr = ip.requests.SyscallConn()
 	go ip.read()
-	if err != nil {
+	if err = errors.Join(err, rerr); err != nil {
 		ip.close()
 		return nil, err
 	}
@@ -112,17 +117,46 @@ func pipes(n int) (ours, theirs []*os.File, err error) {
 	return ours, theirs, nil
 }
 
+// The operations of a runner, their arguments and the flags of its answers;
+// runner.py says the same.
+const (
+	opInfo   = 1
+	opSettle = 2
+	opEval   = 3 // the argument is the limit of a result
+	opReseed = 4 // the argument is one of the next two; 64 bytes of seed, then changes of the environment
+
+	reseedSystem = 0
+	reseedAll    = 1
+
+	replyHas = 1 // there is a value
+	replyCut = 2 // its text was cut
+)
+
+const (
+	requestHead = 16
+	replyHead   = 32
+	replyTexts  = 4
+)
+
+// reply is one answer of a runner.
+type reply struct {
+	id    uint32
+	ok    bool
+	flags uint32
+	texts [replyTexts]string // of an eval: value, error, traceback, numpy's version
+}
+
 // read passes answers on until the pipe ends or holds something else.
 func (ip *interpreter) read() {
 	defer close(ip.reading)
 	defer close(ip.answers)
 	r := bufio.NewReaderSize(ip.answerFile, 4<<10)
+	head := make([]byte, replyHead)
 	for {
-		var size [4]byte
-		if _, err := io.ReadFull(r, size[:]); err != nil {
+		if _, err := io.ReadFull(r, head); err != nil {
 			return
 		}
-		n := binary.LittleEndian.Uint32(size[:])
+		n := binary.LittleEndian.Uint32(head)
 		if n > maxAnswer {
 			return
 		}
@@ -130,12 +164,12 @@ func (ip *interpreter) read() {
 		if err != nil {
 			return
 		}
-		fields, ok := splitFields(body)
+		answer, ok := parseReply(head, body)
 		if !ok {
 			return
 		}
 		select {
-		case ip.answers <- fields:
+		case ip.answers <- answer:
 		case <-ip.proc.done:
 			return
 		}
@@ -160,62 +194,52 @@ func readBody(r io.Reader, n int) ([]byte, error) {
 	return body, nil
 }
 
-// splitFields takes a body of length-prefixed fields apart.
-func splitFields(b []byte) ([]string, bool) {
-	var fields []string
-	for len(b) > 0 {
-		if len(b) < 4 {
-			return nil, false
+// parseReply takes an answer apart. Precondition: head has replyHead bytes.
+func parseReply(head, body []byte) (reply, bool) {
+	word := func(i int) uint32 { return binary.LittleEndian.Uint32(head[4*i:]) }
+	a := reply{id: word(1), ok: word(2) == 1, flags: word(3)}
+	for i := range a.texts {
+		n := word(4 + i)
+		if uint64(n) > uint64(len(body)) {
+			return reply{}, false
 		}
-		n := binary.LittleEndian.Uint32(b)
-		if uint64(n) > uint64(len(b)-4) || len(fields) >= 64 {
-			return nil, false
-		}
-		fields = append(fields, string(b[4:4+n]))
-		b = b[4+n:]
+		a.texts[i] = string(body[:n])
+		body = body[n:]
 	}
-	return fields, true
-}
-
-func joinFields(fields []string) []byte {
-	size := 0
-	for _, f := range fields {
-		size += 4 + len(f)
-	}
-	b := binary.LittleEndian.AppendUint32(make([]byte, 0, 4+size), uint32(size))
-	for _, f := range fields {
-		b = binary.LittleEndian.AppendUint32(b, uint32(len(f)))
-		b = append(b, f...)
-	}
-	return b
+	return a, len(body) == 0
 }
 
 // question is a request under way.
 type question struct {
 	ip   *interpreter
-	id   string
-	sent chan struct{}
+	id   uint32
+	sent chan struct{} // nil if it was sent at once
 }
+
+// atomicWrite is PIPE_BUF: a pipe takes as much in whole or not at all.
+const atomicWrite = 4096
 
 // ask sends a request; its answer is taken with wait. One at a time.
-func (ip *interpreter) ask(op string, fields ...string) *question {
+func (ip *interpreter) ask(op, arg uint32, payload string) *question {
 	ip.count++
-	q := &question{ip: ip, id: strconv.Itoa(ip.count), sent: make(chan struct{})}
-	body := joinFields(append([]string{op, q.id}, fields...))
-	go func() {
-		defer close(q.sent)
-		ip.requests.Write(body) // a runner that ended is noticed by its exit
-	}()
-	return q
-}
-
-// take returns the next answer's fields, if it is the one to this question: an
-// answer to an earlier one came from a copy of the runner or from user code.
-func (q *question) take(fields []string) ([]string, bool) {
-	if len(fields) < 2 || fields[0] != q.id {
-		return nil, false
+	q := &question{ip: ip, id: ip.count}
+	b := make([]byte, requestHead, requestHead+len(payload))
+	for i, v := range [...]uint32{uint32(len(payload)), op, q.id, arg} {
+		binary.LittleEndian.PutUint32(b[4*i:], v)
 	}
-	return fields[1:], true
+	b = append(b, payload...)
+	// A pipe whose reader waits takes a short request at once. Errors are ignored:
+	// a runner that ended is noticed by its exit.
+	n := 0
+	ip.raw.Control(func(fd uintptr) { n, _ = unix.Write(int(fd), b[:min(len(b), atomicWrite)]) })
+	if b = b[max(n, 0):]; len(b) > 0 {
+		q.sent = make(chan struct{})
+		go func() {
+			defer close(q.sent)
+			ip.requests.Write(b)
+		}()
+	}
+	return q
 }
 
 func (ip *interpreter) alive() bool {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -46,16 +47,7 @@ func (ip *interpreter) extras() (threads, children int) {
 func (f *fork) reseedRunner(ctx context.Context, env []string, frozen bool) {
 	const name = "runner:" + languagePython
 	r := f.agent.python
-	mode := f.m.Reseed
-	if mode == "" {
-		mode = agentwire.ReseedAll
-	}
-	var seed [64]byte
-	unix.Getrandom(seed[:], 0)
-	for i := range seed { // right even where the kernel's generator is not ours to seed
-		seed[i] ^= f.m.Entropy[i%len(f.m.Entropy)]
-	}
-	request := append([]string{string(mode), string(seed[:])}, env...)
+	request := f.reseedRequest(env)
 	select {
 	case r.turn <- struct{}{}:
 		defer r.unlock()
@@ -81,16 +73,43 @@ func (f *fork) reseedRunner(ctx context.Context, env []string, frozen bool) {
 			return
 		}
 	}
-	fields, end := r.ungated(ctx, ip.ask("reseed", request...))
-	if end != evalAnswered || len(fields) < 2 || fields[0] != "ok" {
+	told, end := r.ungated(ctx, request.ask(ip))
+	if end != evalAnswered || !told.ok {
 		r.drop()
 		f.step(name, "failed", "it did not reseed and was ended; the next eval starts a new one")
 		return
 	}
-	f.step(name, "done", fields[1])
+	f.step(name, "done", told.texts[0])
 }
 
-func (f *fork) busyRunner(name string, request []string) {
+// reseed is a request to a runner: new generators and changes of the environment.
+type reseed struct {
+	mode    uint32
+	payload string
+}
+
+func (q *reseed) ask(ip *interpreter) *question { return ip.ask(opReseed, q.mode, q.payload) }
+
+const seedSize = 64
+
+func (f *fork) reseedRequest(env []string) *reseed {
+	q := &reseed{mode: reseedAll}
+	if f.m.Reseed == agentwire.ReseedSystem {
+		q.mode = reseedSystem
+	}
+	var seed [seedSize]byte
+	unix.Getrandom(seed[:], 0)
+	for i := range seed { // right even where the kernel's generator is not ours to seed
+		seed[i] ^= f.m.Entropy[i%len(f.m.Entropy)]
+	}
+	q.payload = string(seed[:])
+	if len(env) > 0 {
+		q.payload += strings.Join(env, "\x00")
+	}
+	return q
+}
+
+func (f *fork) busyRunner(name string, request *reseed) {
 	r := f.agent.python
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -105,29 +124,29 @@ func (f *fork) busyRunner(name string, request []string) {
 }
 
 // ungated asks while the gate is shut, when question would wait for it to open.
-func (r *runner) ungated(ctx context.Context, q *question) ([]string, evalEnd) {
+func (r *runner) ungated(ctx context.Context, q *question) (reply, evalEnd) {
 	timer := time.NewTimer(reseedTime)
 	defer timer.Stop()
 	for {
 		select {
-		case fields, ok := <-q.ip.answers:
+		case got, ok := <-q.ip.answers:
 			if !ok {
-				return nil, evalDied
+				return reply{}, evalDied
 			}
-			if rest, mine := q.take(fields); mine {
-				return rest, evalAnswered
+			if got.id == q.id {
+				return got, evalAnswered
 			}
 		case <-q.ip.proc.done:
-			return nil, evalDied
+			return reply{}, evalDied
 		case <-timer.C:
-			return nil, evalTimeout
+			return reply{}, evalTimeout
 		case <-ctx.Done():
-			return nil, evalCanceled
+			return reply{}, evalCanceled
 		}
 	}
 }
 
-func (r *runner) takePending() []string {
+func (r *runner) takePending() *reseed {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p := r.pending
@@ -141,8 +160,8 @@ func (r *runner) catchUp(ctx context.Context, ip *interpreter) error {
 	if request == nil {
 		return nil
 	}
-	fields, end := r.question(ctx, ip.ask("reseed", request...), reseedTime)
-	if end != evalAnswered || fields[0] != "ok" {
+	told, end := r.question(ctx, request.ask(ip), reseedTime)
+	if end != evalAnswered || !told.ok {
 		r.drop()
 		return errdefs.WithHint(errdefs.New(errdefs.ErrUnavailable, "python runner could not be reseeded and was ended"), "repeat the call: a new runner starts")
 	}

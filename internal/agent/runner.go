@@ -3,7 +3,6 @@ package agent
 import (
 	"bytes"
 	"context"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -40,7 +39,7 @@ type runner struct {
 	// +checklocks:mu
 	python, numpy string
 	// +checklocks:mu
-	pending []string // a reseed request that a running eval delayed
+	pending *reseed // delayed by a running eval
 
 	warm []string // code that ran at warm starts; belongs to who has the turn
 }
@@ -94,8 +93,8 @@ func (r *runner) ready(ctx context.Context) (ip *interpreter, restarted bool, er
 		return nil, restarted, err
 	}
 	r.set(ip, false)
-	fields, end := r.question(ctx, ip.ask("info"), startTime)
-	if end != evalAnswered || len(fields) < 2 || fields[0] != "ok" {
+	told, end := r.question(ctx, ip.ask(opInfo, 0, ""), startTime)
+	if end != evalAnswered || !told.ok {
 		ip.flush()
 		said := ip.stderr.take()
 		r.agent.budget.give(said.reserved)
@@ -105,7 +104,7 @@ func (r *runner) ready(ctx context.Context) (ip *interpreter, restarted bool, er
 		}
 		return nil, restarted, errdefs.New(errdefs.ErrUnavailable, "python runner did not start: %s", lastLine(said.text()))
 	}
-	ip.version = fields[1]
+	ip.version = told.texts[0]
 	for i, code := range r.warm {
 		res := r.evaluate(ctx, ip, code, warmTime, betweenLimit)
 		res.release()
@@ -191,7 +190,7 @@ func (r *runner) warmStart(ctx context.Context, m agentwire.WarmStart) (answer, 
 		if m.Code != "" {
 			r.warm = append(r.warm, m.Code)
 		}
-		if _, end := r.question(ctx, ip.ask("settle"), startTime); end != evalAnswered {
+		if _, end := r.question(ctx, ip.ask(opSettle, 0, ""), startTime); end != evalAnswered {
 			r.drop()
 		}
 	}
@@ -222,46 +221,40 @@ const (
 	evalCanceled
 )
 
-// question waits for the answer to q.
-func (r *runner) question(ctx context.Context, q *question, timeout time.Duration) ([]string, evalEnd) {
-	var got []string
-	answered := make(chan struct{})
-	stop := make(chan struct{})
-	died := false
-	go func() {
-		defer close(answered)
-		for {
-			select {
-			case fields, ok := <-q.ip.answers:
-				if !ok {
-					died = true
-					return
-				}
-				if rest, mine := q.take(fields); mine {
-					got = rest
-					return
-				}
-			case <-q.ip.proc.done:
-				died = true
-				return
-			case <-stop:
-				return
+// question waits for the answer to q, at most timeout of time in which the gate is open.
+func (r *runner) question(ctx context.Context, q *question, timeout time.Duration) (reply, evalEnd) {
+	left := r.agent.gate.clock(timeout)
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	var reopened <-chan struct{}
+	for {
+		select {
+		case got, ok := <-q.ip.answers:
+			if !ok {
+				return reply{}, evalDied
 			}
+			if got.id != q.id { // from a copy of the runner or from user code
+				continue
+			}
+			if q.sent != nil {
+				<-q.sent
+			}
+			return got, evalAnswered
+		case <-q.ip.proc.done:
+			return reply{}, evalDied
+		case <-ctx.Done():
+			return reply{}, evalCanceled
+		case <-timer.C:
+			reopened, _ = r.agent.gate.opened()
+		case <-reopened:
+			reopened = nil
+			rest := left()
+			if rest <= 0 {
+				return reply{}, evalTimeout
+			}
+			timer.Reset(rest)
 		}
-	}()
-	end := r.agent.gate.await(ctx, answered, timeout)
-	close(stop)
-	<-answered
-	switch {
-	case got != nil:
-		<-q.sent
-		return got, evalAnswered
-	case died:
-		return nil, evalDied
-	case end == waitTimeout:
-		return nil, evalTimeout
 	}
-	return nil, evalCanceled
 }
 
 // evaluated is the outcome of an eval with its output, which counts in the budget
@@ -284,16 +277,16 @@ func (r *runner) evaluate(ctx context.Context, ip *interpreter, code string, tim
 	ip.stdout.setLimit(limit)
 	ip.stderr.setLimit(limit)
 	r.set(ip, true)
-	q := ip.ask("eval", strconv.Itoa(limit), code)
-	fields, end := r.question(ctx, q, timeout)
+	q := ip.ask(opEval, uint32(limit), code)
+	told, end := r.question(ctx, q, timeout)
 	res := &evaluated{budget: &r.agent.budget}
 	if end == evalTimeout || end == evalCanceled {
 		res.TimedOut = end == evalTimeout
 		ip.interrupt()
-		fields, end = r.question(context.Background(), q, graceTime)
+		told, end = r.question(context.Background(), q, graceTime)
 	}
 	if end == evalAnswered {
-		end = r.takeResult(&res.EvalResult, ip, fields)
+		takeResult(&res.EvalResult, ip, told)
 	}
 	if res.TimedOut {
 		res.HasResult, res.Result = false, ""
@@ -338,18 +331,14 @@ func (r *runner) describeEnd(res *agentwire.EvalResult, ip *interpreter, end eva
 }
 
 // takeResult fills res from the runner's answer, which user code may have forged.
-func (r *runner) takeResult(res *agentwire.EvalResult, ip *interpreter, f []string) evalEnd {
-	if len(f) == 2 && f[0] == "error" {
-		res.Error = f[1]
-		return evalAnswered
+func takeResult(res *agentwire.EvalResult, ip *interpreter, told reply) {
+	if !told.ok {
+		res.Error = told.texts[0]
+		return
 	}
-	if len(f) != 7 || f[0] != "ok" {
-		return evalDied
-	}
-	res.HasResult, res.Result, res.ResultTruncated = f[1] == "1", f[2], f[3] == "1"
-	res.Error, res.Traceback = f[4], f[5]
-	ip.numpy = f[6]
-	return evalAnswered
+	res.HasResult, res.ResultTruncated = told.flags&replyHas != 0, told.flags&replyCut != 0
+	res.Result, res.Error, res.Traceback = told.texts[0], told.texts[1], told.texts[2]
+	ip.numpy = told.texts[3]
 }
 
 // describe fills in what a ping tells about the runner, without asking it.

@@ -1,9 +1,17 @@
 """forkd's Python runner: evaluates code for the agent in one persistent __main__.
 
-Descriptor 3 brings requests, 4 takes answers: u32 length, then fields of u32
-length and bytes. A request is (op, id, ...), an answer (id, status, ...). User
-code owns descriptors 0 to 2 and the module __main__; nothing here is visible in
-it. The agent treats every answer as hostile, so nothing here is a guard.
+Descriptor 3 brings requests, 4 takes answers, each a header of u32 and a payload:
+
+    request  payload size, operation, id, argument
+    answer   payload size, id, status (1 is good), flags, sizes of four texts
+
+The payload of an answer is its four texts. User code owns descriptors 0 to 2 and
+the module __main__; nothing here is visible in it. The agent treats every answer
+as hostile, so nothing here is a guard.
+
+In a fork under emulation each piece of code that runs for the first time costs
+time and memory, so what lies between a request and its answer is kept short and
+prefers calls that were made before.
 """
 import ast
 import builtins
@@ -16,10 +24,52 @@ import sys
 import traceback
 
 REQ, ANS = 3, 4
+INFO, SETTLE, EVAL, RESEED = 1, 2, 3, 4
+SYSTEM, ALL = 0, 1  # arguments of RESEED
+HAS, CUT = 1, 2  # flags of an answer
+REQUEST = struct.Struct("<4I")
+ANSWER = struct.Struct("<8I")
 FILENAME = "<forkd>"
 MAX_SOURCES = 2000
+KEY = 624 * 4  # bytes of a Mersenne Twister
+FILL = struct.Struct("%ds" % KEY)
 FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 CO_COROUTINE = 0x80
+# What starts a line whose ';' do not all separate statements of the module.
+COMPOUND = ("if", "for", "while", "with", "try", "def", "class", "async", "match", "@")
+# What is tried as an expression in vain. It would only cost time.
+STATEMENTS = ("import ", "from ", "del ", "pass", "raise", "assert ", "return", "global ", "nonlocal ", "yield")
+
+
+def parts_of(code):
+    """Cuts code before its last line or its last ';', if what follows may be an
+    expression. Returns what is before and the rest with its place in the source kept,
+    or None. Two parts that each compile on their own are the same program as the
+    whole: neither a string, a bracket, a block nor a continued line spans the cut.
+    That leaves ';' in a comment or behind a compound statement, which are excluded."""
+    if "\r" in code or "\f" in code:
+        return None
+    body = code.rstrip(" \t\n")
+    start = body.rfind("\n") + 1
+    cut = body.rfind(";", start)
+    if cut < 0:
+        tail, pad, head = body[start:], "", body[:start]
+        if start:
+            pad = "\n" * body.count("\n")
+    else:
+        if start or "#" in body or body.startswith(COMPOUND):
+            return None
+        head, tail = body[:cut], body[cut + 1:].lstrip(" \t")
+        if head.rstrip(" \t")[-1:] in ("", ";", "\\") or not body.isascii():
+            return None
+        # A form feed starts the indentation anew, so the columns stay right.
+        pad = " " * (len(body) - len(tail) - 1) + "\f"
+    if not tail or tail[0] in " \t)]}#@;\\" or tail.startswith(STATEMENTS):
+        return None
+    equal = tail.find("=")
+    if equal > 0 and tail[equal + 1:equal + 2] != "=" and tail[equal - 1] not in "<>!" and tail.find("(", 0, equal) < 0:
+        return None
+    return head, pad + tail if pad else tail
 
 
 class Runner:
@@ -28,9 +78,11 @@ class Runner:
         self.ns = sys.modules["__main__"].__dict__
         self.running = False
         self.count = 0
+        self.name = None  # of the next source
         self.loop = None
-        self.twister = None  # see find_twister; lost with the first eval after it
-        self.keep = None
+        self.plan = None  # of a reseed; lost with the first eval after a settle
+        self.numpy = None
+        self.numpy_text = b""
 
     def on_interrupt(self, signum, frame):
         if self.running:
@@ -41,21 +93,32 @@ class Runner:
 
     def compile(self, code):
         """Returns the code objects to run and whether the last one is a value."""
-        self.count += 1
-        name = "<eval-%d>" % self.count
-        lines = code.splitlines(True)
-        linecache.cache[name] = (len(code), None, lines, name)
-        linecache.cache.pop("<eval-%d>" % (self.count - MAX_SOURCES), None)
+        name = self.name or self.next_name()
+        self.name = None
+        linecache.cache[name] = (len(code), None, code.splitlines(True) if "\n" in code else [code], name)
+        parts = parts_of(code)
+        if parts is not None:
+            head, tail = parts
+            try:
+                value = compile(tail, name, "eval", FLAGS, True)
+                if not head:
+                    return (value,), True
+                return (compile(head, name, "exec", FLAGS, True), value), True
+            except Exception:
+                pass  # no expression, or an error that has to be told of the whole
         tree = compile(code, name, "exec", ast.PyCF_ONLY_AST | FLAGS, True)
-        last = None
-        if tree.body and isinstance(tree.body[-1], ast.Expr):
-            last = ast.Expression(tree.body.pop().value)
-        parts = []
-        if tree.body:
-            parts.append(compile(tree, name, "exec", FLAGS, True))
-        if last is not None:
-            parts.append(compile(last, name, "eval", FLAGS, True))
-        return parts, last is not None
+        if not tree.body or not isinstance(tree.body[-1], ast.Expr):
+            return (compile(code, name, "exec", FLAGS, True),), False
+        value = compile(ast.Expression(tree.body.pop().value), name, "eval", FLAGS, True)
+        if not tree.body:
+            return (value,), True
+        return (compile(tree, name, "exec", FLAGS, True), value), True
+
+    def next_name(self):
+        self.count += 1
+        if self.count > MAX_SOURCES:
+            linecache.cache.pop("<eval-%d>" % (self.count - MAX_SOURCES), None)
+        return "<eval-%d>" % self.count
 
     def run(self, part):
         if not part.co_flags & CO_COROUTINE:
@@ -91,9 +154,8 @@ class Runner:
         return True, text
 
     def answer_eval(self, ident, limit, code):
-        has, text, error, trace = False, "", "", ""
-        open_stdin()
-        self.twister = self.keep = None
+        has, text, error, trace = False, "", b"", b""
+        self.plan = None
         try:
             self.running = True
             try:
@@ -104,37 +166,40 @@ class Runner:
             self.running = False
             has, text = False, ""
             error, trace = describe(e)
+            error, trace = clip(encode(error), 64 << 10), clip(encode(trace), 1 << 20)
+            open_stdin()
         if os.getpid() != self.pid:  # user code forked and its child came here
             flush()
             os._exit(0)
         flush()
         data = encode(text)
-        cut = len(data) > limit
-        if cut:
+        flags = HAS if has else 0
+        if len(data) > limit:
             data = clip(data, limit)
-        send(ident, b"ok", b"1" if has else b"0", data, b"1" if cut else b"0",
-             clip(encode(error), 64 << 10), clip(encode(trace), 1 << 20), numpy_version())
+            flags |= CUT
+        numpy = sys.modules.get("numpy")
+        if numpy is not self.numpy:
+            self.numpy, self.numpy_text = numpy, version_of(numpy)
+        send(ident, 1, flags, data, error, trace, self.numpy_text)
 
     # the fork contract
 
     def mix(self, mode, seed):
         """Reseeds every generator known here. It also runs once before a capture,
-        so that what a library sets up at its first use is part of the snapshot."""
+        so that what a library sets up at its first use is part of the snapshot.
+        Returns what it did."""
         done = []
         mods = sys.modules
         number = int.from_bytes(seed, "little")
-        if mode == b"all":
+        if mode == ALL:
             if "random" in mods:
                 mods["random"].seed(number)
                 done.append("random")
             if "numpy.random" in mods:
-                if self.twister is not None:
-                    self.twister[:] = os.urandom(len(self.twister))
-                else:
-                    # Both are the same Mersenne Twister: from the same seed they
-                    # would draw the same numbers.
-                    mods["numpy.random"].seed(
-                        [int.from_bytes(seed[i:i + 4], "big") for i in range(0, len(seed), 4)])
+                # Both are the same Mersenne Twister: from the same seed they would
+                # draw the same numbers.
+                mods["numpy.random"].seed(
+                    [int.from_bytes(seed[i:i + 4], "big") for i in range(0, len(seed), 4)])
                 done.append("numpy.random")
             if "torch" in mods and hasattr(mods["torch"], "manual_seed"):
                 mods["torch"].manual_seed(number & (2 ** 63 - 1))
@@ -152,55 +217,76 @@ class Runner:
         return done
 
     def reseed(self, ident, mode, seed, env):
-        done = self.mix(mode, seed)
-        for entry in env:
-            key, sep, value = entry.partition(b"=")
-            if sep:
-                os.environb[key] = value
-            else:
-                os.environb.pop(key, None)
-        send(ident, b"ok", encode(" ".join(done)))
+        if self.plan is not None and mode == ALL:
+            done = self.plan()
+        else:
+            done = encode(" ".join(self.mix(mode, seed)))
+        if env:
+            for entry in env.split(b"\0"):
+                key, sep, value = entry.partition(b"=")
+                if sep:
+                    os.environb[key] = value
+                else:
+                    os.environb.pop(key, None)
+        send(ident, 1, 0, done)
 
-    def rehearse(self):
-        """Mixes once and puts back what warm code had seeded."""
+    def settle(self, ident):
+        """Readies for a capture: tries out what a fork will do, puts back what warm
+        code had seeded, and takes what it left out of the collector's sight, since a
+        later cycle would write to all of it and a fork would have to copy those pages."""
         kept = []
         for name, get, put in (("random", "getstate", "setstate"), ("numpy.random", "get_state", "set_state")):
             if name in sys.modules:
                 kept.append((getattr(sys.modules[name], put), getattr(sys.modules[name], get)()))
-        self.mix(b"all", os.urandom(64))
-        self.twister, self.keep = find_twister()
+        done = self.mix(ALL, os.urandom(64))
+        self.plan = make_plan(done)
+        if self.plan is not None:
+            self.plan()
         for put, state in kept:
             put(state)
-        # A second Gaussian that warm code left behind is not part of the key.
-        if self.twister is not None and sys.modules["numpy.random"].get_state()[3]:
-            self.twister = self.keep = None
-
-    def settle(self, ident):
-        """Takes what warm code left out of the collector's sight: a later cycle
-        would write to all of it, and a fork would have to copy those pages."""
-        self.rehearse()
+        if self.plan is not None and "numpy.random" in done and sys.modules["numpy.random"].get_state()[3]:
+            self.plan = None  # it keeps a second Gaussian, which only a seed drops
+        if self.name is None:
+            self.name = self.next_name()
         gc.collect()
         gc.freeze()
-        send(ident, b"ok")
+        send(ident, 1, 0)
 
     def info(self, ident):
-        send(ident, b"ok", encode(sys.version.split()[0]))
+        send(ident, 1, 0, encode(sys.version.split()[0]))
 
-    def handle(self, fields):
-        op, ident = fields[0], fields[1]
+    def handle(self, op, ident, arg, payload):
         try:
-            if op == b"eval":
-                self.answer_eval(ident, int(fields[2]), fields[3].decode("utf-8", "surrogateescape"))
-            elif op == b"reseed":
-                self.reseed(ident, fields[2], fields[3], fields[4:])
-            elif op == b"settle":
+            if op == EVAL:
+                self.answer_eval(ident, arg, payload.decode("utf-8", "surrogateescape"))
+            elif op == RESEED:
+                self.reseed(ident, arg, payload[:64], payload[64:])
+            elif op == SETTLE:
                 self.settle(ident)
-            elif op == b"info":
+            elif op == INFO:
                 self.info(ident)
         except BaseException as e:
             if os.getpid() != self.pid:
                 os._exit(0)
-            send(ident, b"error", encode(describe(e)[0]))
+            send(ident, 0, 0, encode(describe(e)[0]))
+
+    def serve(self):
+        rest = b""
+        while True:
+            while len(rest) < 16:
+                rest += receive()
+            size, op, ident, arg = REQUEST.unpack_from(rest)
+            size += 16
+            if len(rest) < size:
+                parts = [rest]
+                have = len(rest)
+                while have < size:
+                    parts.append(receive(1 << 16))
+                    have += len(parts[-1])
+                rest = b"".join(parts)
+            payload = rest[16:size]
+            rest = rest[size:]
+            self.handle(op, ident, arg, payload)
 
 
 def open_stdin():
@@ -209,35 +295,57 @@ def open_stdin():
         sys.stdin = open(0, closefd=False)
 
 
-def find_twister():
-    """The key of numpy's global Mersenne Twister as writable memory, and who owns it.
+def make_plan(done):
+    """Returns a short function that does what mix with ALL does, or None.
 
-    numpy's own seed() converts its argument to an array first, which alone makes
-    an emulated guest translate a thousand pieces of code. The generator has just
-    been seeded by it, so its key is used up and it keeps no second Gaussian. That
-    the memory is the key is tried out, not assumed."""
-    random = sys.modules.get("numpy.random")
-    ctypes = sys.modules.get("ctypes")
-    if random is None or ctypes is None:
-        return None, None
+    It writes new keys over those of the global Mersenne Twisters in place: their own
+    seed functions alone make an emulated guest translate a thousand pieces of code.
+    Precondition: mix has just run and did what done says. Where the keys lie in memory
+    is compared with what the generators tell, not assumed."""
+    mods = sys.modules
+    ctypes = mods.get("ctypes")
+    if ctypes is None or "random" not in done or "torch" in done or "ssl" in done:
+        return None
     try:
-        generator = random.mtrand._rand._bit_generator
-        size = 624 * 4
-        memory = memoryview((ctypes.c_ubyte * size).from_address(generator.ctypes.state_address)).cast("B")
-        state = random.get_state()
-        memory[:] = os.urandom(size)
-        if random.get_state()[1].tobytes() == bytes(memory) and state[0] == "MT19937" and state[2] == 624 and not state[3]:
-            return memory, generator
-        random.set_state(state)
+        inst = mods["random"]._inst
+        # struct: object header, int index, key.
+        keys = [memory_at(ctypes, id(inst) + object.__basicsize__ + 4)]
+        if mods["_random"].Random.__basicsize__ < object.__basicsize__ + 4 + KEY:
+            return None
+        version, state, gauss = inst.getstate()
+        if version != 3 or struct.pack("<624I", *state[:-1]) != bytes(keys[0]):
+            return None
+        if "numpy.random" in done:
+            numpy = mods["numpy.random"]
+            generator = numpy.mtrand._rand._bit_generator
+            keys.append(memory_at(ctypes, generator.ctypes.state_address))
+            state = numpy.get_state()
+            if state[0] != "MT19937" or state[1].tobytes() != bytes(keys[1]):
+                return None
     except Exception:
-        pass
-    return None, None
+        return None
+    fill, urandom, told = FILL.pack_into, os.urandom, encode(" ".join(done))
+    tempfile, uuid = mods.get("tempfile"), mods.get("uuid")
+
+    def plan():
+        for key in keys:
+            fill(key, 0, urandom(KEY))
+        inst.gauss_next = None
+        if tempfile is not None:
+            tempfile._name_sequence = None
+        if uuid is not None:
+            uuid._node = uuid._last_timestamp = None
+        return told
+    return plan
 
 
-def numpy_version():
-    numpy = sys.modules.get("numpy")
+def memory_at(ctypes, address):
+    return memoryview((ctypes.c_ubyte * KEY).from_address(address)).cast("B")
+
+
+def version_of(module):
     try:
-        return clip(encode(str(getattr(numpy, "__version__", ""))), 100)
+        return clip(encode(str(getattr(module, "__version__", ""))), 100)
     except BaseException:
         return b""
 
@@ -277,31 +385,19 @@ def clip(data, limit):
     return data[:limit]
 
 
-def send(*fields):
-    body = b"".join(struct.pack("<I", len(f)) + f for f in fields)
-    body = memoryview(struct.pack("<I", len(body)) + body)
-    while body:
-        body = body[os.write(ANS, body):]
+def send(ident, status, flags, a=b"", b=b"", c=b"", d=b""):
+    head = ANSWER.pack(len(a) + len(b) + len(c) + len(d), ident, status, flags, len(a), len(b), len(c), len(d))
+    data = b"".join((head, a, b, c, d))
+    n = os.write(ANS, data)
+    while n < len(data):
+        n += os.write(ANS, memoryview(data)[n:])
 
 
-def receive(n):
-    parts = []
-    while n:
-        part = os.read(REQ, min(n, 1 << 20))
-        if not part:
-            os._exit(0)
-        parts.append(part)
-        n -= len(part)
-    return b"".join(parts)
-
-
-def split(body):
-    fields, at = [], 0
-    while at < len(body):
-        (n,) = struct.unpack_from("<I", body, at)
-        fields.append(body[at + 4:at + 4 + n])
-        at += 4 + n
-    return fields
+def receive(n=4096):
+    data = os.read(REQ, n)
+    if not data:
+        os._exit(0)
+    return data
 
 
 def main():
@@ -316,6 +412,4 @@ def main():
     ns["__builtins__"] = builtins
     runner = Runner()
     signal.signal(signal.SIGINT, runner.on_interrupt)
-    while True:
-        (n,) = struct.unpack("<I", receive(4))
-        runner.handle(split(receive(n)))
+    runner.serve()

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"os"
+	"strings"
 	"testing"
 
 	"forkd.dev/forkd/internal/agentwire"
@@ -79,13 +80,16 @@ func TestCallsAreBounded(t *testing.T) {
 	}
 }
 
-// FuzzAnswers feeds bytes to the reader of runner answers.
+// FuzzAnswers feeds bytes to the parser of runner answers.
 func FuzzAnswers(f *testing.F) {
-	f.Add(joinFields([]string{"1", "ok", "", "x"})[4:])
+	f.Add([]byte("\x05\x00\x00\x00\x01\x00\x00\x00\x01\x00\x00\x00\x01\x00\x00\x00\x02\x00\x00\x00\x00\x00\x00\x00\x03\x00\x00\x00\x00\x00\x00\x0042abc"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		fields, ok := splitFields(b)
-		if ok && string(joinFields(fields)[4:]) != string(b) {
-			t.Fatalf("%q does not come back", b)
+		if len(b) < replyHead {
+			return
+		}
+		a, ok := parseReply(b[:replyHead], b[replyHead:])
+		if ok && strings.Join(a.texts[:], "") != string(b[replyHead:]) {
+			t.Fatalf("%q became %q", b, a.texts)
 		}
 	})
 }
