@@ -29,8 +29,10 @@ const (
 // is read while the guest is stopped, because nothing outside QEMU can
 // write-protect its memory. Only writing the layer file comes after the resume.
 func (m *Machine) Capture(ctx context.Context, spec engine.CaptureSpec) (engine.CaptureResult, error) {
-	m.op.Lock()
-	defer m.op.Unlock()
+	if err := m.op.take(ctx); err != nil {
+		return engine.CaptureResult{}, fmt.Errorf("capture %s: %w", m.rec.ID, err)
+	}
+	defer m.op.give()
 	parentID := ""
 	if len(spec.Parent) > 0 {
 		parentID = spec.Parent[len(spec.Parent)-1].ID
@@ -64,7 +66,9 @@ func (m *Machine) capture(ctx context.Context, spec engine.CaptureSpec, parent *
 			return nil
 		}
 		stopped = false
-		return m.command(context.WithoutCancel(ctx), "cont", nil, nil)
+		ctx, cancel := afterwards(ctx)
+		defer cancel()
+		return m.command(ctx, "cont", nil, nil)
 	}
 	defer func() {
 		if err != nil { // the source goes on whatever failed
@@ -109,7 +113,16 @@ func (m *Machine) saveDevices(ctx context.Context, path string) error {
 	}
 	args := map[string]any{"filename": fmt.Sprintf("/dev/fdset/%d", set.ID), "live": false}
 	err = m.command(ctx, "xen-save-devices-state", args, nil)
-	return errors.Join(err, m.command(context.WithoutCancel(ctx), "remove-fd", map[string]any{"fdset-id": set.ID}, nil))
+	ctx, cancel := afterwards(ctx)
+	defer cancel()
+	return errors.Join(err, m.command(ctx, "remove-fd", map[string]any{"fdset-id": set.ID}, nil))
+}
+
+// afterwards is time for what must be done although ctx may have ended. It is
+// bounded: a QEMU that its guest took over may never answer, and nothing else can
+// be done to the machine meanwhile.
+func afterwards(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 }
 
 // capturedPages are copies of the guest's private pages at the pause; arena holds

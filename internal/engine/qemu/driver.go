@@ -276,7 +276,7 @@ func (d *Driver) Adopt(ctx context.Context, id, dir string) (engine.Machine, err
 	if err != nil {
 		return nil, fmt.Errorf("adopt %s: %w", id, err)
 	}
-	m := &Machine{d: d, rec: rec, dir: dir, proc: handle, done: make(chan struct{}), left: make(chan struct{}), adopted: true}
+	m := &Machine{d: d, rec: rec, dir: dir, proc: handle, done: make(chan struct{}), left: make(chan struct{}), op: newTurn(), adopted: true}
 	d.adoptMemory(rec)
 	d.track(m)
 	if err := m.command(ctx, "query-status", nil, nil); err != nil {

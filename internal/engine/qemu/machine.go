@@ -60,7 +60,7 @@ type Machine struct {
 	left chan struct{} // closed when watch has returned: also when the driver closed
 	cmd  *exec.Cmd     // nil if adopted
 
-	op sync.Mutex // held by Pause, Resume, Capture, Kill
+	op turn // held by Pause, Resume, Capture, Kill
 
 	mu sync.Mutex
 	// +checklocks:mu
@@ -82,6 +82,22 @@ type Machine struct {
 }
 
 var _ engine.Machine = (*Machine)(nil)
+
+// turn is a mutex that can be waited for with a context.
+type turn chan struct{}
+
+func newTurn() turn { return make(turn, 1) }
+
+func (t turn) take(ctx context.Context) error {
+	select {
+	case t <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (t turn) give() { <-t }
 
 // ID returns the sandbox id.
 func (m *Machine) ID() string { return m.rec.ID }
@@ -182,6 +198,9 @@ func (m *Machine) monitor(ctx context.Context) (*qmpClient, error) {
 	return q, nil
 }
 
+// maxReason bounds what a QEMU that its guest took over can say about its end.
+const maxReason = 100
+
 // event notes what QEMU reports by itself.
 func (m *Machine) event(e qmpEvent) {
 	m.mu.Lock()
@@ -189,7 +208,7 @@ func (m *Machine) event(e qmpEvent) {
 	switch e.Name {
 	case "SHUTDOWN":
 		why, _ := e.Data["reason"].(string)
-		m.reason = "the guest ended: " + why
+		m.reason = "the guest ended: " + why[:min(len(why), maxReason)]
 	case "MIGRATION":
 		status, _ := e.Data["status"].(string)
 		if (status == "completed" || status == "failed") && m.migrated != nil {
@@ -212,15 +231,19 @@ func (m *Machine) command(ctx context.Context, name string, args any, result any
 
 // Pause stops the guest.
 func (m *Machine) Pause(ctx context.Context) error {
-	m.op.Lock()
-	defer m.op.Unlock()
+	if err := m.op.take(ctx); err != nil {
+		return fmt.Errorf("pause machine %s: %w", m.rec.ID, err)
+	}
+	defer m.op.give()
 	return m.command(ctx, "stop", nil, nil)
 }
 
 // Resume continues the guest.
 func (m *Machine) Resume(ctx context.Context) error {
-	m.op.Lock()
-	defer m.op.Unlock()
+	if err := m.op.take(ctx); err != nil {
+		return fmt.Errorf("resume machine %s: %w", m.rec.ID, err)
+	}
+	defer m.op.give()
 	return m.command(ctx, "cont", nil, nil)
 }
 
@@ -267,8 +290,10 @@ func (m *Machine) dialPort(ctx context.Context, adopted bool) (net.Conn, error) 
 
 // Kill ends the process and waits until it is gone.
 func (m *Machine) Kill(ctx context.Context) error {
-	m.op.Lock()
-	defer m.op.Unlock()
+	if err := m.op.take(ctx); err != nil {
+		return fmt.Errorf("kill machine %s: %w", m.rec.ID, err)
+	}
+	defer m.op.give()
 	return m.killLocked(ctx)
 }
 

@@ -92,7 +92,7 @@ func (d *Driver) launch(ctx context.Context, spec engine.Spec, plan launchPlan) 
 	if err != nil {
 		return nil, err
 	}
-	m := &Machine{d: d, dir: spec.Dir, cmd: cmd, done: make(chan struct{}), left: make(chan struct{})}
+	m := &Machine{d: d, dir: spec.Dir, cmd: cmd, done: make(chan struct{}), left: make(chan struct{}), op: newTurn()}
 	if err := m.register(ctx, spec, plan, p.confine.uid); err != nil {
 		return nil, err
 	}
