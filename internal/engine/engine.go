@@ -46,6 +46,8 @@ type Probe struct {
 	// be here, in words (an ordinary user cannot change uid, for example).
 	Confinement []string
 	Lost        []string
+	// MinMemoryLimitMiB is the smallest Limits.MemoryMiB a machine can live with.
+	MinMemoryLimitMiB int
 }
 
 // Shape is the size of a machine, fixed in its snapshot.
@@ -64,8 +66,9 @@ type Root struct {
 
 // Limits bound the host resources of one machine. Zero means the driver's default.
 type Limits struct {
-	MemoryMiB int // of the machine's processes, shared pages included once touched
-	PIDs      int
+	MemoryMiB  int // of the machine's processes, shared pages included once touched
+	PIDs       int
+	CPUPercent int // of one processor: 250 is two and a half
 }
 
 // Spec is what Boot and Restore have in common.
@@ -142,6 +145,14 @@ type Pooler interface {
 	Claim(snapshotID string) Machine
 	// Pooled counts prepared machines of a snapshot.
 	Pooled(snapshotID string) int
+}
+
+// MemoryMeter is implemented by drivers that can tell what they occupy.
+type MemoryMeter interface {
+	// OccupiedKiB is the host memory of all machines of the driver, prepared ones
+	// too, and of what it keeps for snapshots; shared memory counts once. It is
+	// cheap enough to be asked before every fork.
+	OccupiedKiB() (int64, error)
 }
 
 // Machine is one sandbox's machine. Methods may be called concurrently; Pause,

@@ -10,9 +10,9 @@ import (
 
 // Admission: before anything is created for a call, room for all of it is
 // reserved. What binds is the number of living sandboxes and the memory budget:
-// a share of what the host has available now, against a reserve for each sandbox
-// that is admitted but has not shown yet what it needs. Prepared warm machines
-// give way first. A call that waits is served in order, and nobody overtakes it.
+// what all machines occupy now and a reserve for each sandbox that is admitted
+// but has not shown yet what it needs. Warm machines of other snapshots give way
+// first. A call that waits is served in order, and nobody overtakes it.
 
 // reserveMiB is what a new sandbox is expected to need: QEMU's own memory and the
 // pages it will touch first.
@@ -20,6 +20,20 @@ const reserveMiB = 48
 
 // MaxWait bounds how long a call may wait for room.
 const MaxWait = 10 * time.Minute
+
+// lookAgain is how often one who waits measures the host's memory anew.
+const lookAgain = time.Second
+
+// demand is what a call asks room for.
+type demand struct {
+	what string // a verb, for error texts
+	n    int
+	wait time.Duration
+	// snapshot, if set, is the one whose warm machines the call will claim.
+	snapshot string
+	// refill: it makes a warm machine, for which no other one gives way.
+	refill bool
+}
 
 // room is what was reserved for one call. It shrinks as its sandboxes register.
 type room struct {
@@ -33,48 +47,67 @@ type waiter struct {
 	ready chan struct{} // closed when it may look again
 }
 
-// admit reserves room for n sandboxes, waiting for it at most wait.
-func (s *Service) admit(ctx context.Context, what string, n int, wait time.Duration) (*room, error) {
-	deadline := time.NewTimer(wait)
+// shortage says why a demand is not met.
+type shortage struct {
+	fits     int
+	binds    string
+	yielding bool // warm machines could make room
+}
+
+// admit reserves room for d.n sandboxes, waiting for it at most d.wait.
+func (s *Service) admit(ctx context.Context, d demand) (*room, error) {
+	deadline := time.NewTimer(d.wait)
 	defer deadline.Stop()
+	// Memory that other programs give back is announced by nobody.
+	look := time.NewTicker(lookAgain)
+	defer look.Stop()
 	var w *waiter
 	defer func() { s.leaveQueue(w) }()
 	for {
-		r, fits, binds, err := s.tryAdmit(n, w)
+		r, short, err := s.tryAdmit(d, w)
 		if err != nil || r != nil {
 			return r, err
 		}
-		if s.yieldWarm(n - fits) {
+		if short.yielding && !d.refill && s.yieldWarm(d.n-short.fits, d.snapshot) {
 			continue
 		}
-		if wait == 0 {
-			return nil, noRoom(what, n, fits, binds)
+		if d.wait == 0 {
+			return nil, noRoom(d, short)
 		}
 		if w == nil {
-			w = s.joinQueue(n)
+			w = s.joinQueue(d.n)
 			continue // room may have come in between
 		}
 		select {
 		case <-w.ready:
 			s.rearm(w)
+		case <-look.C:
 		case <-deadline.C:
-			return nil, noRoom(what, n, fits, binds)
+			return nil, noRoom(d, short)
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
 	}
 }
 
-func noRoom(what string, n, fits int, binds string) error {
-	return errdefs.WithHint(errdefs.New(errdefs.ErrResourceExhausted, "cannot %s %d sandboxes: %d more fit (%s binds)", what, n, max(fits, 0), binds),
-		"ask for fewer, wait for room, or end some with: forkd kill")
+func noRoom(d demand, short shortage) error {
+	waited := ""
+	if d.wait > 0 {
+		waited = " after " + d.wait.String()
+	}
+	return errdefs.WithHint(errdefs.New(errdefs.ErrResourceExhausted, "cannot %s %d sandboxes: %d more fit%s (%s)", d.what, d.n, max(short.fits, 0), waited, short.binds),
+		"ask for fewer, wait for room (--wait 30s), or end some with: forkd kill")
 }
 
 // tryAdmit reserves room if there is any and nobody is before w.
-func (s *Service) tryAdmit(n int, w *waiter) (_ *room, fits int, binds string, err error) {
-	available, err := availableMiB()
+func (s *Service) tryAdmit(d demand, w *waiter) (*room, shortage, error) {
+	mem, err := s.readMemory()
 	if err != nil {
-		return nil, 0, "", err
+		return nil, shortage{}, err
+	}
+	claims := 0
+	if d.snapshot != "" {
+		claims = s.warm.ready(d.snapshot)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -84,18 +117,19 @@ func (s *Service) tryAdmit(n int, w *waiter) (_ *room, fits int, binds string, e
 			living++
 		}
 	}
-	fits, binds = s.cfg.MaxSandboxes-living, "the limit of living sandboxes"
-	if byMemory := available/reserveMiB - s.reserved; byMemory < fits {
-		fits, binds = byMemory, "memory"
+	short := shortage{fits: s.cfg.MaxSandboxes - living, binds: "the limit of living sandboxes binds, see --max-sandboxes"}
+	// Warm machines have their memory already.
+	if byMemory := mem.roomMiB()/reserveMiB - s.reserved + claims; byMemory < short.fits {
+		short = shortage{fits: byMemory, binds: mem.binds(), yielding: true}
 	}
 	if first := s.queue; len(first) > 0 && first[0] != w {
-		fits, binds = 0, "others who wait"
+		short = shortage{binds: "others who wait come first"}
 	}
-	if n > fits {
-		return nil, fits, binds, nil
+	if d.n > short.fits {
+		return nil, short, nil
 	}
-	s.reserved += n
-	return &room{s: s, left: n}, fits, "", nil
+	s.reserved += d.n
+	return &room{s: s, left: d.n}, shortage{}, nil
 }
 
 func (s *Service) joinQueue(n int) *waiter {
@@ -123,11 +157,13 @@ func (s *Service) leaveQueue(w *waiter) {
 	s.roomCame()
 }
 
-// roomCame tells the first who waits that something was freed.
+// roomCame tells the first who waits that something was freed, or the warm pools if
+// nobody does.
 func (s *Service) roomCame() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.queue) == 0 {
+		s.warm.roomCame()
 		return
 	}
 	select {

@@ -145,7 +145,7 @@ func (b *builder) build(ctx context.Context) (err error) {
 		return err
 	}
 	defer b.release()
-	room, err := b.s.admit(ctx, "make a snapshot with", 1, 0)
+	room, err := b.s.admit(ctx, demand{what: "make a snapshot with", n: 1})
 	if err != nil {
 		return err
 	}

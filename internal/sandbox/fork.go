@@ -42,7 +42,7 @@ func (s *Service) Fork(ctx context.Context, f Fork, each func(ForkItem)) ([]Fork
 		return nil, err
 	}
 	defer plan.release()
-	room, err := s.admit(ctx, "fork", f.N, f.Wait)
+	room, err := s.admit(ctx, demand{what: "fork", n: f.N, wait: f.Wait, snapshot: f.poolable(plan.id)})
 	if err != nil {
 		return nil, err
 	}
@@ -86,10 +86,7 @@ func (s *Service) checkFork(f Fork) error {
 	if f.Wait < 0 || f.Wait > MaxWait {
 		return errdefs.New(errdefs.ErrInvalid, "cannot wait %v for room: 0 to %v are possible", f.Wait, MaxWait)
 	}
-	if f.MemoryLimitMiB < 0 {
-		return errdefs.New(errdefs.ErrInvalid, "memory limit of %d MiB is negative", f.MemoryLimitMiB)
-	}
-	return nil
+	return s.checkLimits(f.limits())
 }
 
 // maxEnvBytes bounds what a fork is given: it travels in one agent message.
@@ -144,7 +141,7 @@ func (s *Service) newBatch(ctx context.Context, p *plan, f Fork, began time.Time
 	batchID := ident.New("fb")
 	for i := range f.N {
 		c := &child{index: i}
-		if f.MemoryLimitMiB == 0 {
+		if f.poolable(p.id) != "" {
 			c.machine, c.link = s.claim(p.id)
 		}
 		id := ident.New(ident.Sandbox)
@@ -155,7 +152,8 @@ func (s *Service) newBatch(ctx context.Context, p *plan, f Fork, began time.Time
 			ID: id, Name: f.Name, State: Creating, SnapshotID: p.id, SnapshotTag: p.tag,
 			Engine: s.cfg.Engine.Name(), Isolation: p.isolation, Shape: p.manifest.Shape,
 			Labels: childLabels(f.Labels, p.id, batchID, i), CreatedAt: began,
-			MemoryLimitMiB: f.MemoryLimitMiB, HoldsSecrets: p.manifest.HoldsSecrets,
+			MemoryLimitMiB: f.MemoryLimitMiB, CPULimitPercent: f.CPULimitPercent, PIDsLimit: f.PIDsLimit,
+			HoldsSecrets: p.manifest.HoldsSecrets,
 		}
 		c.info.Timing.Pool = poolOf(c)
 		b.children = append(b.children, c)

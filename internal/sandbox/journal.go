@@ -24,6 +24,7 @@ func (s *Service) toRow(info Sandbox) (metadata.Sandbox, error) {
 		SnapshotID: info.SnapshotID, SnapshotTag: info.SnapshotTag,
 		Engine: info.Engine, Isolation: info.Isolation, Shape: info.Shape, Labels: info.Labels,
 		CreatedAt: info.CreatedAt, EndedAt: info.EndedAt, MemoryLimitMiB: info.MemoryLimitMiB,
+		CPULimitPercent: info.CPULimitPercent, PIDsLimit: info.PIDsLimit,
 		BranchCount: info.BranchCount, Batch: info.Labels[labelBatch], Session: s.cfg.Session,
 		HoldsSecrets: info.HoldsSecrets,
 	}
@@ -47,6 +48,7 @@ func fromRow(row metadata.Sandbox) Sandbox {
 		SnapshotID: row.SnapshotID, SnapshotTag: row.SnapshotTag,
 		Engine: row.Engine, Isolation: row.Isolation, Shape: row.Shape, Labels: row.Labels,
 		CreatedAt: row.CreatedAt, EndedAt: row.EndedAt, MemoryLimitMiB: row.MemoryLimitMiB,
+		CPULimitPercent: row.CPULimitPercent, PIDsLimit: row.PIDsLimit,
 		BranchCount: row.BranchCount, HoldsSecrets: row.HoldsSecrets,
 	}
 	var receipt agentwire.Receipt

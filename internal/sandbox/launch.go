@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"forkd.dev/forkd/internal/agentwire"
-	"forkd.dev/forkd/internal/linux"
 	"forkd.dev/forkd/internal/store/metadata"
 )
 
@@ -77,10 +76,11 @@ func (b *batch) restore(ctx context.Context, c *child) error {
 	if c.machine != nil {
 		return nil
 	}
-	spec, err := b.s.newSpec(c.info.ID, b.plan.manifest.Shape, b.plan.root, b.req.MemoryLimitMiB)
+	spec, err := b.s.newSpec(c.info.ID, b.plan.manifest.Shape, b.plan.root, 0)
 	if err != nil {
 		return err
 	}
+	spec.Limits = b.req.limits()
 	c.machine, err = b.s.cfg.Engine.Restore(ctx, spec, b.plan.chain)
 	return err
 }
@@ -142,12 +142,4 @@ func randomUUID() string {
 	b[6] = b[6]&0x0f | 0x40
 	b[8] = b[8]&0x3f | 0x80
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
-}
-
-func availableMiB() (int, error) {
-	mem, err := linux.ReadHostMemory()
-	if err != nil {
-		return 0, fmt.Errorf("admit sandboxes: %w", err)
-	}
-	return int(mem.AvailableKiB / 1024 * 8 / 10), nil
 }

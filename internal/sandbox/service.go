@@ -41,6 +41,9 @@ type Config struct {
 	// Session, if set, marks all sandboxes as belonging to a private daemon: they
 	// end with it, and the next daemon ends what it finds of them.
 	Session string
+	// MemoryBudgetMiB is what all machines together may occupy of the host's memory;
+	// 0 means 80 % of it.
+	MemoryBudgetMiB int
 	// MaxSandboxes bounds living sandboxes; 0 means DefaultMaxSandboxes.
 	MaxSandboxes int
 	// PoolSize is how many prepared processes are kept for each snapshot in use.
@@ -114,6 +117,11 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 		s.stop()
 		s.leave(s.known())
 		return nil, fmt.Errorf("recover sandboxes: %w", err)
+	}
+	if err := s.recoverWarm(ctx); err != nil {
+		s.stop()
+		s.leave(s.known())
+		return nil, err
 	}
 	s.group.Go(func() { s.fillWarm(s.closing) })
 	return s, nil

@@ -37,10 +37,13 @@ type Sandbox struct {
 	EndedAt        time.Time // zero while it lives
 	PID            int
 	MemoryLimitMiB int
-	BranchCount    int
-	HoldsSecrets   bool
-	Receipt        *agentwire.Receipt
-	Timing         Timing
+	// CPULimitPercent is of one processor; 0 means no limit, as with PIDsLimit.
+	CPULimitPercent int
+	PIDsLimit       int
+	BranchCount     int
+	HoldsSecrets    bool
+	Receipt         *agentwire.Receipt
+	Timing          Timing
 }
 
 // PoolKind says how far a claimed machine had been prepared.
@@ -131,6 +134,10 @@ type Fork struct {
 	Labels         map[string]string
 	Env            map[string]string
 	MemoryLimitMiB int
+	// CPULimitPercent bounds the processor time, 100 for one processor; 0 means no
+	// limit. PIDsLimit bounds the host's processes and threads of each sandbox.
+	CPULimitPercent int
+	PIDsLimit       int
 	// Shape, where nonzero, must equal the snapshot's: a size is fixed at capture.
 	Shape engine.Shape
 	// Wait is how long the call may wait for room, in the order of such calls; 0

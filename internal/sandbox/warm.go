@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -47,6 +48,7 @@ type warmTarget struct {
 	want   int
 	ready  []warmMachine
 	reason string // of the last failure; it is not filled until it is set again
+	full   string // why there was no room; it is filled on when there may be some
 }
 
 // warmPools holds the warm machines. One worker fills them while no fork is under way.
@@ -66,6 +68,9 @@ type warmPools struct {
 // made: making one takes as much CPU as a cold fork.
 const warmQuiet = 500 * time.Millisecond
 
+// warmAgain is how often pools that had no room, or whose machines died, are looked at.
+const warmAgain = 10 * time.Second
+
 // SetWarmPool keeps n warm machines of a snapshot ready; 0 ends them.
 func (s *Service) SetWarmPool(ctx context.Context, ref string, n int) (WarmPool, error) {
 	if n < 0 || n > MaxWarm {
@@ -80,10 +85,31 @@ func (s *Service) SetWarmPool(ctx context.Context, ref string, n int) (WarmPool,
 		return WarmPool{}, errdefs.WithHint(errdefs.New(errdefs.ErrUnsupported, "snapshot %s cannot be warmed: its runner had threads or child processes when it was captured", p.name()),
 			"they would run before the fork is asked for; fork it without a warm pool")
 	}
+	if s.cfg.Session == "" {
+		if err := s.cfg.Journal.SetWarmPool(ctx, p.id, n); err != nil {
+			return WarmPool{}, err
+		}
+	}
 	s.warm.set(p.id, n)
 	s.dropSurplus(p.id)
 	s.warm.kick()
 	return s.warmPool(ctx, p.id)
+}
+
+// recoverWarm takes up the pools that an earlier daemon kept. A private daemon
+// keeps none: it is gone before one is filled.
+func (s *Service) recoverWarm(ctx context.Context) error {
+	if s.cfg.Session != "" {
+		return nil
+	}
+	pools, err := s.cfg.Journal.WarmPools(ctx)
+	if err != nil {
+		return fmt.Errorf("recover warm pools: %w", err)
+	}
+	for id, want := range pools {
+		s.warm.set(id, min(want, MaxWarm))
+	}
+	return nil
 }
 
 // WarmPools lists the warm pools.
@@ -111,11 +137,12 @@ func (s *Service) warmPool(ctx context.Context, id string) (WarmPool, error) {
 	if err != nil {
 		return WarmPool{}, err
 	}
+	s.endWarm(s.warm.prune())
 	s.warm.mu.Lock()
 	defer s.warm.mu.Unlock()
 	out := WarmPool{SnapshotID: id, Tags: tags[id]}
 	if t := s.warm.targets[id]; t != nil {
-		out.Want, out.Ready, out.Reason = t.want, len(t.ready), t.reason
+		out.Want, out.Ready, out.Reason = t.want, len(t.ready), cmp.Or(t.reason, t.full)
 	}
 	return out, nil
 }
@@ -136,7 +163,7 @@ func (w *warmPools) set(id string, n int) {
 		t = &warmTarget{}
 		w.targets[id] = t
 	}
-	t.want, t.reason = n, ""
+	t.want, t.reason, t.full = n, "", ""
 }
 
 func (w *warmPools) kick() {
@@ -157,6 +184,45 @@ func (w *warmPools) count(delta int) {
 	w.kick()
 }
 
+// roomCame has the worker look again at pools that had no room.
+func (w *warmPools) roomCame() {
+	w.mu.Lock()
+	for _, t := range w.targets {
+		t.full = ""
+	}
+	w.mu.Unlock()
+	w.kick()
+}
+
+// ready counts the warm machines of a snapshot.
+func (w *warmPools) ready(id string) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if t := w.targets[id]; t != nil {
+		return len(t.ready)
+	}
+	return 0
+}
+
+// prune takes the machines out that died while they waited.
+func (w *warmPools) prune() []warmMachine {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var dead []warmMachine
+	for _, t := range w.targets {
+		t.ready = slices.DeleteFunc(t.ready, func(m warmMachine) bool {
+			select {
+			case <-m.machine.Done():
+				dead = append(dead, m)
+				return true
+			default:
+				return false
+			}
+		})
+	}
+	return dead
+}
+
 // take hands out a warm machine of a snapshot, and those that died while they waited.
 func (w *warmPools) take(id string) (m warmMachine, ok bool, dead []warmMachine) {
 	w.mu.Lock()
@@ -174,36 +240,50 @@ func (w *warmPools) take(id string) (m warmMachine, ok bool, dead []warmMachine)
 	return warmMachine{}, false, dead
 }
 
-// surplus takes machines out: those above what is wanted of id, or up to n of any
-// snapshot if id is "".
-func (w *warmPools) surplus(id string, n int) []warmMachine {
+// surplus takes out the machines above what is wanted of a snapshot.
+func (w *warmPools) surplus(id string) []warmMachine {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	t := w.targets[id]
+	if t == nil {
+		return nil
+	}
+	var out []warmMachine
+	if len(t.ready) > t.want {
+		out = slices.Clone(t.ready[t.want:])
+		t.ready = t.ready[:t.want]
+	}
+	if t.want == 0 {
+		delete(w.targets, id)
+	}
+	return out
+}
+
+// yield takes up to n machines out, of any snapshot but keep.
+func (w *warmPools) yield(n int, keep string) []warmMachine {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var out []warmMachine
-	for key, t := range w.targets {
-		switch {
-		case id == key && len(t.ready) > t.want:
-			out = append(out, t.ready[t.want:]...)
-			t.ready = t.ready[:t.want]
-			if t.want == 0 {
-				delete(w.targets, key)
-			}
-		case id == key && t.want == 0:
-			delete(w.targets, key)
-		case id == "":
-			k := min(n-len(out), len(t.ready))
-			out = append(out, t.ready[:k]...)
-			t.ready = t.ready[k:]
+	for id, t := range w.targets {
+		if id == keep {
+			continue
+		}
+		k := min(n-len(out), len(t.ready))
+		out = append(out, t.ready[:k]...)
+		t.ready = slices.Clone(t.ready[k:])
+		if k > 0 {
+			t.full = "it made room for forks"
 		}
 	}
 	return out
 }
 
-func (s *Service) dropSurplus(id string) { s.endWarm(s.warm.surplus(id, 0)) }
+func (s *Service) dropSurplus(id string) { s.endWarm(s.warm.surplus(id)) }
 
-// yieldWarm ends up to n warm machines to make room. It reports whether it did.
-func (s *Service) yieldWarm(n int) bool {
-	machines := s.warm.surplus("", max(n, 0))
+// yieldWarm ends up to n warm machines of other snapshots than keep, to make room.
+// It reports whether it did.
+func (s *Service) yieldWarm(n int, keep string) bool {
+	machines := s.warm.yield(max(n, 0), keep)
 	s.endWarm(machines)
 	return len(machines) > 0
 }
@@ -227,6 +307,9 @@ func (s *Service) dropWarm(id string) {
 func (s *Service) fillWarm(ctx context.Context) {
 	quiet := time.NewTimer(warmQuiet)
 	defer quiet.Stop()
+	// Memory that other programs give back is announced by nobody.
+	again := time.NewTicker(warmAgain)
+	defer again.Stop()
 	for {
 		select {
 		case <-ctx.Done():
@@ -234,6 +317,10 @@ func (s *Service) fillWarm(ctx context.Context) {
 			return
 		case <-s.warm.wake:
 			quiet.Reset(warmQuiet)
+			continue
+		case <-again.C:
+			s.endWarm(s.warm.prune())
+			s.warm.roomCame()
 			continue
 		case <-quiet.C:
 		}
@@ -263,7 +350,7 @@ func (w *warmPools) needy() string {
 		return ""
 	}
 	for id, t := range w.targets {
-		if len(t.ready) < t.want && t.reason == "" {
+		if len(t.ready) < t.want && t.reason == "" && t.full == "" {
 			return id
 		}
 	}
@@ -279,11 +366,16 @@ func (s *Service) addWarm(ctx context.Context, id string) {
 	if kept {
 		t.ready = append(t.ready, m)
 	}
-	if err != nil && t != nil && ctx.Err() == nil {
+	full := errors.Is(err, errdefs.ErrResourceExhausted)
+	switch {
+	case err == nil || t == nil || ctx.Err() != nil:
+	case full:
+		t.full = err.Error()
+	default:
 		t.reason = err.Error()
 	}
 	s.warm.mu.Unlock()
-	if err != nil && ctx.Err() == nil {
+	if err != nil && !full && ctx.Err() == nil {
 		s.cfg.Log("warm a machine of %s: %v", id, err)
 	}
 	if err == nil && !kept {
@@ -293,7 +385,7 @@ func (s *Service) addWarm(ctx context.Context, id string) {
 
 // makeWarm restores a machine and rehearses a claim with it.
 func (s *Service) makeWarm(ctx context.Context, snapshotID string) (_ warmMachine, err error) {
-	room, err := s.admit(ctx, "warm", 1, 0)
+	room, err := s.admit(ctx, demand{what: "warm", n: 1, refill: true})
 	if err != nil {
 		return warmMachine{}, err
 	}

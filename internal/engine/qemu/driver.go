@@ -156,7 +156,7 @@ func (d *Driver) Probe(context.Context) engine.Probe {
 	return engine.Probe{
 		Available: true, Reason: "QEMU " + d.version + " with TCG (emulation)", Version: "QEMU " + d.version,
 		Accelerator: "tcg", Isolation: engine.IsolationEmulated, SharesMemory: true,
-		Confinement: applied, Lost: lost,
+		Confinement: applied, Lost: lost, MinMemoryLimitMiB: minMemoryLimitMiB,
 	}
 }
 

@@ -23,13 +23,17 @@ const (
 	defaultPIDs    = 128
 )
 
+// minMemoryLimitMiB is what an idle fork of a small guest has been seen to need,
+// with room for its first answer.
+const minMemoryLimitMiB = 96
+
 func newLimiter(installation string) limiter {
 	l := limiter{parent: "forkd-" + installation}
 	layout, err := cgroup.Describe()
 	switch {
 	case err != nil:
 		l.unavailable = err.Error()
-	case len(layout.Writable("memory", "pids")) < 2:
+	case len(layout.Writable("memory", "pids")) < 2: // cpu is needed only where asked for
 		l.unavailable = "the memory and pids controllers are not writable"
 	}
 	return l
@@ -63,6 +67,7 @@ func (l limiter) apply(spec engine.Spec, pid int) error {
 	if spec.Limits.PIDs > 0 {
 		limits.PIDs = spec.Limits.PIDs
 	}
+	limits.CPUPercent = spec.Limits.CPUPercent
 	g, err := cgroup.Create(l.parent, spec.ID, limits)
 	if err != nil {
 		return fmt.Errorf("limit %s: %w", spec.ID, err)

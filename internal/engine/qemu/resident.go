@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/errdefs"
@@ -29,9 +30,10 @@ type residents struct {
 }
 
 type resident struct {
-	once sync.Once
-	file *os.File
-	err  error
+	once  sync.Once
+	file  *os.File
+	err   error
+	bytes atomic.Int64 // it occupies, once it is finished
 }
 
 // get returns the resident image of the last state of chain, which the residents own.
@@ -45,7 +47,10 @@ func (r *residents) get(ctx context.Context, chain []engine.State, memoryMiB int
 	}
 	r.mu.Unlock()
 	// Others may wait for this image: one caller's cancellation does not end it.
-	img.once.Do(func() { img.file, img.err = buildResident(context.WithoutCancel(ctx), chain, memoryMiB) })
+	img.once.Do(func() {
+		img.file, img.err = buildResident(context.WithoutCancel(ctx), chain, memoryMiB)
+		img.measure()
+	})
 	if img.err != nil {
 		r.forget(id) // the next caller tries again
 		return nil, img.err
@@ -56,7 +61,7 @@ func (r *residents) get(ctx context.Context, chain []engine.State, memoryMiB int
 // put registers an image found in a living machine, unless there is one already.
 func (r *residents) put(id string, f *os.File) {
 	img := &resident{file: f}
-	img.once.Do(func() {})
+	img.once.Do(img.measure)
 	r.mu.Lock()
 	_, taken := r.images[id]
 	if !taken {

@@ -73,6 +73,12 @@ var migrations = []string{
 		started_at INTEGER NOT NULL,
 		ended_at   INTEGER NOT NULL
 	) STRICT, WITHOUT ROWID;`,
+	`CREATE TABLE warm_pools (
+		snapshot_id TEXT PRIMARY KEY REFERENCES snapshots(id) ON DELETE CASCADE,
+		want        INTEGER NOT NULL
+	) STRICT, WITHOUT ROWID;
+	ALTER TABLE sandboxes ADD COLUMN cpu_limit_percent INTEGER NOT NULL DEFAULT 0;
+	ALTER TABLE sandboxes ADD COLUMN pids_limit INTEGER NOT NULL DEFAULT 0;`,
 }
 
 // migrate brings the database to the newest schema in one transaction.
