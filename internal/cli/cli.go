@@ -84,7 +84,7 @@ func (a *app) root() *cobra.Command {
 	root.AddCommand(
 		a.doctorCommand(), a.serveCommand(), a.cleanupCommand(), a.versionCommand(),
 		a.forkCommand(), a.lsCommand(), a.killCommand(), a.execCommand(), a.evalCommand(), a.pingCommand(),
-		a.runCommand(), a.demoCommand(),
+		a.runCommand(), a.demoCommand(), a.benchCommand(),
 		a.snapshotCommand(), a.imageCommand(),
 	)
 	root.AddCommand(a.aliasCommands()...)
