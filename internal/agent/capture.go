@@ -3,7 +3,7 @@ package agent
 import (
 	"context"
 	"os"
-	"strings"
+	"runtime"
 	"sync"
 	"time"
 
@@ -26,6 +26,8 @@ type capture struct {
 	agent *Agent
 
 	turn sync.Mutex // one prepare or verdict at a time; held while processes freeze and thaw
+
+	ssh, hooks bool // there may be host keys, hooks; belongs to who has the turn
 
 	mu sync.Mutex
 	// +checklocks:mu
@@ -58,7 +60,11 @@ func (c *capture) prepare(ctx context.Context, m agentwire.Prepare) error {
 
 func (c *capture) freeze(ctx context.Context, m agentwire.Prepare) error {
 	g := c.agent.groups
-	leaves := []*group{g.execs(), g.runner()}
+	leaves := []*group{g.runner}
+	// An empty leaf stays as it is: each thaw costs a fork, and nothing can get in.
+	if g.close() {
+		leaves = append(leaves, g.execs)
+	}
 	for _, leaf := range leaves {
 		if err := leaf.setFrozen(true); err != nil {
 			return errdefs.New(errdefs.ErrInternal, "freeze user processes: %w", err)
@@ -69,25 +75,21 @@ func (c *capture) freeze(ctx context.Context, m agentwire.Prepare) error {
 			return errdefs.New(errdefs.ErrTimeout, "freeze user processes: %w", err)
 		}
 	}
-	c.rehearse()
+	c.look()
 	if m.Sync {
 		return c.syncRoot()
 	}
 	return nil
 }
 
-// rehearse does once what every fork of this capture will do before its first
-// answer, so that what it needs of the disk and of caches is part of the snapshot.
-func (c *capture) rehearse() {
+// look finds out what a fork will need to know: once while user processes are
+// frozen, for all forks of the capture.
+func (c *capture) look() {
 	a := c.agent
 	a.python.countExtras()
-	if !a.cfg.System {
-		return
-	}
-	unix.Access(a.path(sshDir), unix.F_OK)
-	unix.Access(a.path(hookDir), unix.F_OK)
-	unix.Access(a.path(dbusMachineID), unix.F_OK)
-	readLimited(a.path("/etc/hosts"), 1<<20)
+	a.identity.look()
+	c.ssh = unix.Access(a.path(sshDir), unix.F_OK) == nil
+	c.hooks = unix.Access(a.path(hookDir), unix.F_OK) == nil
 }
 
 func (c *capture) syncRoot() error {
@@ -144,11 +146,12 @@ func (c *capture) thaw() error {
 	c.mu.Unlock()
 	g := c.agent.groups
 	var first error
-	for _, leaf := range []*group{g.runner(), g.execs()} {
+	for _, leaf := range [...]*group{g.runner, g.execs} {
 		if err := leaf.setFrozen(false); err != nil && first == nil {
 			first = errdefs.New(errdefs.ErrInternal, "thaw user processes: %w", err)
 		}
 	}
+	g.reopen()
 	c.agent.gate.reopen()
 	return first
 }
@@ -179,16 +182,20 @@ func (c *capture) become(ctx context.Context, from *call, m agentwire.Identity) 
 		c.watchdog = nil
 	}
 	c.mu.Unlock()
-	f := &fork{agent: a, call: from, m: m, receipt: agentwire.Receipt{Generation: m.Generation}}
-	clocked, err := f.makeUnique(ctx)
-	if err != nil {
+	if !wasFrozen {
+		c.look()
+	}
+	f := &fork{agent: a, call: from, m: m}
+	f.receipt.Generation = m.Generation
+	f.receipt.Steps = make([]agentwire.ReceiptStep, 0, usualSteps)
+	if err := f.makeUnique(ctx); err != nil {
 		return nil, err
 	}
 	changes := f.giveEnv()
 	if err := f.must("generation_file", "", a.identity.setGeneration(m.Generation)); err != nil {
 		return nil, err
 	}
-	if err := <-clocked; err != nil {
+	if err := f.clockRounds(ctx); err != nil {
 		return nil, errdefs.New(errdefs.Class(err), "wall_clock: %w", err)
 	}
 	f.reseedRunner(ctx, changes, wasFrozen)
@@ -240,35 +247,30 @@ func (f *fork) system(name string, err error) error {
 	return f.must(name, "", err)
 }
 
-// makeUnique does the steps that must not fail up to the token. The clock rounds
-// with the host go on meanwhile; the channel gets their outcome.
-func (f *fork) makeUnique(ctx context.Context) (<-chan error, error) {
+// usualSteps is how many steps a fork takes without hooks.
+const usualSteps = 16
+
+// makeUnique does the steps that must not fail up to the token. Meanwhile the host
+// judges the clock it was told; clockRounds takes the outcome.
+func (f *fork) makeUnique(ctx context.Context) error {
 	id := f.agent.identity
 	if err := f.system("kernel_csprng", id.seed(f.m.Entropy)); err != nil {
-		return nil, err
+		return err
 	}
 	if err := f.system("wall_clock", id.setClock(f.m.HostTime)); err != nil {
-		return nil, err
+		return err
 	}
-	clocked := make(chan error, 1)
 	f.sayClock()
-	f.agent.calls.Add(1)
-	go func() {
-		defer f.agent.calls.Done()
-		clocked <- f.clockRounds(ctx)
-	}()
+	runtime.Gosched() // it goes out now, or the time it tells grows old
 	if err := f.must("hostname", f.m.Hostname, id.setHostname(f.m.Hostname)); err != nil {
-		return nil, err
+		return err
 	}
 	if err := f.must("machine_id", "", id.setMachineID(f.m.MachineID)); err != nil {
-		return nil, err
+		return err
 	}
-	f.can("boot_id", "as programs see it; the kernel's own cannot change", writeInPlace(f.agent.path(bootIDFile), f.m.BootID+"\n", 0o444))
+	f.can("boot_id", "as programs see it; the kernel's own cannot change", id.bootID.write(f.m.BootID+"\n"))
 	f.sshKeys(ctx)
-	if err := f.must("token", "", id.setToken(f.m.Token)); err != nil {
-		return nil, err
-	}
-	return clocked, nil
+	return f.must("token", "", id.setToken(f.m.Token))
 }
 
 // clockLimit bounds the whole of the clock rounds: a host that vanished must not
@@ -318,10 +320,13 @@ func (f *fork) giveEnv() []string {
 	if len(f.m.Env)+len(f.m.Secrets) == 0 {
 		status = "absent"
 	}
-	names := make([]string, 0, len(f.m.Env))
+	names := ""
 	for k := range f.m.Env {
-		names = append(names, k)
+		if names != "" {
+			names += " "
+		}
+		names += k
 	}
-	f.step("env", status, strings.Join(names, " "))
+	f.step("env", status, names)
 	return changes
 }

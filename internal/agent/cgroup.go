@@ -30,9 +30,16 @@ import (
 //
 // Leaves are frozen one by one, because a frozen parent holds all below it.
 type groups struct {
-	dir string // of "user"; "" without cgroups
+	dir    string // of "user"; "" without cgroups
+	runner *group // these are nil without cgroups
+	hooks  *group
+	execs  *group
 
 	mu sync.Mutex
+	// +checklocks:mu
+	closed bool // no exec starts until reopen: execs is frozen, or empty and left as it is
+	// +checklocks:mu
+	used int // exec groups in use
 	// +checklocks:mu
 	count int
 	// +checklocks:mu
@@ -40,7 +47,20 @@ type groups struct {
 }
 
 // group is one cgroup.
-type group struct{ dir string }
+type group struct {
+	dir    string
+	freeze int  // descriptor of cgroup.freeze, or -1: open it when needed
+	frozen bool // by us; belongs to who has the turn of a capture
+}
+
+func newGroup(dir string) *group {
+	n := &group{dir: dir}
+	var err error
+	if n.freeze, err = unix.Open(dir+"/cgroup.freeze", unix.O_WRONLY|unix.O_CLOEXEC, 0); err != nil {
+		n.freeze = -1
+	}
+	return n
+}
 
 // newGroups makes the tree under dir. Without it, or if it cannot be made, user
 // processes run ungrouped: they are killed by process group and never frozen.
@@ -57,29 +77,36 @@ func newGroups(dir string, log func(string)) *groups {
 		}
 	}
 	g.dir = user
+	g.runner, g.execs = newGroup(filepath.Join(user, "runner")), newGroup(filepath.Join(user, "exec"))
+	g.hooks = &group{dir: filepath.Join(user, "hooks"), freeze: -1}
 	return g
 }
 
-func (g *groups) runner() *group { return g.sub("runner") }
-func (g *groups) hooks() *group  { return g.sub("hooks") }
-func (g *groups) execs() *group  { return g.sub("exec") }
-func (g *groups) all() *group    { return g.sub("") }
-
-func (g *groups) sub(name string) *group {
+func (g *groups) all() *group {
 	if g.dir == "" {
 		return nil
 	}
-	return &group{dir: filepath.Join(g.dir, name)}
+	return &group{dir: g.dir, freeze: -1}
 }
 
-// newExec makes a group for one exec. It removes those of earlier ones whose
-// background processes have ended meanwhile.
-func (g *groups) newExec() (*group, error) {
-	if g.dir == "" {
-		return nil, nil
-	}
+// close lets no exec start until reopen, and tells whether one may have left
+// processes: only then execs has to be frozen.
+func (g *groups) close() (used bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.closed = true
+	g.sweepLocked()
+	return g.used+len(g.left) > 0
+}
+
+func (g *groups) reopen() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.closed = false
+}
+
+// sweepLocked removes groups whose background processes have ended meanwhile.
+func (g *groups) sweepLocked() {
 	var still []*group
 	for _, old := range g.left {
 		if syscall.Rmdir(old.dir) != nil {
@@ -87,22 +114,41 @@ func (g *groups) newExec() (*group, error) {
 		}
 	}
 	g.left = still
+}
+
+// newExec makes a group for one exec; errClosed: a capture is under way.
+func (g *groups) newExec() (*group, error) {
+	if g.dir == "" {
+		return nil, nil
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return nil, errClosed
+	}
+	g.sweepLocked()
 	g.count++
-	n := &group{dir: filepath.Join(g.dir, "exec", strconv.Itoa(g.count))}
+	n := &group{dir: filepath.Join(g.dir, "exec", strconv.Itoa(g.count)), freeze: -1}
 	if err := os.Mkdir(n.dir, 0o755); err != nil {
 		return nil, errdefs.New(errdefs.ErrResourceExhausted, "make cgroup for exec: %w", err)
 	}
+	g.used++
 	return n, nil
 }
 
+var errClosed = errors.New("groups are closed")
+
 // release gives an exec's group back. One that still has processes stays.
 func (g *groups) release(n *group) {
-	if n == nil || syscall.Rmdir(n.dir) == nil {
+	if n == nil {
 		return
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.left = append(g.left, n)
+	g.used--
+	if syscall.Rmdir(n.dir) != nil {
+		g.left = append(g.left, n)
+	}
 }
 
 func (n *group) open() (*os.File, error) { return os.Open(n.dir) }
@@ -151,15 +197,24 @@ func (w *oomWatch) happened() bool {
 	return err == nil && w.seen.Swap(n) < n
 }
 
-// setFrozen freezes or thaws the group.
+// setFrozen freezes or thaws the group, if it is not already.
 func (n *group) setFrozen(on bool) error {
-	if n == nil {
+	if n == nil || n.frozen == on {
 		return nil
 	}
+	value := "0"
 	if on {
-		return n.write("cgroup.freeze", "1")
+		value = "1"
 	}
-	return n.write("cgroup.freeze", "0")
+	if n.freeze < 0 {
+		if err := n.write("cgroup.freeze", value); err != nil {
+			return err
+		}
+	} else if _, err := unix.Pwrite(n.freeze, []byte(value), 0); err != nil {
+		return fmt.Errorf("write cgroup file cgroup.freeze: %w", err)
+	}
+	n.frozen = on
+	return nil
 }
 
 // awaitFrozen waits until every process of the group is frozen.

@@ -24,10 +24,15 @@ func (a *Agent) exec(ctx context.Context, m agentwire.ExecRequest) (answer, erro
 	if err != nil {
 		return answer{}, err
 	}
-	if err := a.gate.pass(ctx); err != nil {
-		return answer{}, err
+	for { // again if a capture began in between
+		if err := a.gate.pass(ctx); err != nil {
+			return answer{}, err
+		}
+		if spec.group, err = a.groups.newExec(); err != errClosed {
+			break
+		}
 	}
-	if spec.group, err = a.groups.newExec(); err != nil {
+	if err != nil {
 		return answer{}, err
 	}
 	defer a.groups.release(spec.group)

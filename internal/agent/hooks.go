@@ -8,8 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"forkd.dev/forkd/internal/agentwire"
 )
 
@@ -24,7 +22,7 @@ const (
 // processes are still frozen. A failing hook is in the receipt and no more.
 func (f *fork) runHooks(ctx context.Context) {
 	dir := f.agent.path(hookDir)
-	if unix.Access(dir, unix.F_OK) != nil {
+	if !f.agent.capture.hooks {
 		return
 	}
 	entries, err := os.ReadDir(dir) // sorted
@@ -49,7 +47,7 @@ func (f *fork) runTool(ctx context.Context, argv []string) (status, detail strin
 	env["FORKD_SANDBOX_ID"] = f.m.SandboxID
 	env["FORKD_GENERATION"] = strconv.FormatUint(f.m.Generation, 10)
 	out := &sink{budget: &a.budget, limit: hookLimit}
-	spec := startSpec{path: argv[0], argv: argv, env: flatten(env), dir: "/", group: a.groups.hooks()}
+	spec := startSpec{path: argv[0], argv: argv, env: flatten(env), dir: "/", group: a.groups.hooks}
 	run, err := a.startPiped(spec, nil, out, out)
 	if err != nil {
 		return "failed", err.Error()
@@ -84,8 +82,7 @@ func (f *fork) runTool(ctx context.Context, argv []string) (status, detail strin
 func (f *fork) sshKeys(ctx context.Context) {
 	dir := f.agent.path(sshDir)
 	var keys []string
-	// Most images have no SSH server, and looking costs one call then.
-	if unix.Access(dir, unix.F_OK) == nil {
+	if f.agent.capture.ssh {
 		keys, _ = filepath.Glob(filepath.Join(dir, "ssh_host_*_key"))
 	}
 	if len(keys) == 0 {

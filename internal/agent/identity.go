@@ -40,10 +40,22 @@ type identity struct {
 	env map[string]string
 	// +checklocks:mu
 	secrets map[string]string
+
+	// What look found. It belongs to who has the turn of a capture.
+	hostname, hosts, machineID, bootID, token, generations heldFile
+
+	hostsHead string // of /etc/hosts without our line
+	dbus      bool   // D-Bus has a machine id of its own
+	random    *linux.RandomPool
 }
 
 func newIdentity(a *Agent) *identity {
-	id := &identity{agent: a, env: map[string]string{}, secrets: map[string]string{}}
+	held := func(path string, mode os.FileMode) heldFile { return heldFile{path: a.path(path), mode: mode, fd: -1} }
+	id := &identity{
+		agent: a, env: map[string]string{}, secrets: map[string]string{},
+		hostname: held("/etc/hostname", 0o644), hosts: held("/etc/hosts", 0o644), machineID: held("/etc/machine-id", 0o444),
+		bootID: held(bootIDFile, 0o444), token: held(tokenFile, 0o600), generations: held(generationFile, 0o644),
+	}
 	if err := writeInPlace(a.path(generationFile), "0\n", 0o644); err != nil {
 		a.cfg.Log("make generation file: " + err.Error())
 	}
@@ -60,6 +72,28 @@ func newIdentity(a *Agent) *identity {
 	}
 	return id
 }
+
+// look finds out what giving this machine an identity will need. It holds for as
+// long as user processes stay frozen.
+func (id *identity) look() {
+	for _, h := range []*heldFile{&id.hostname, &id.hosts, &id.machineID, &id.bootID, &id.token, &id.generations} {
+		h.look()
+	}
+	text, _ := readLimited(id.hosts.path, maxHosts)
+	id.hostsHead = hostsWithout(string(text))
+	// D-Bus keeps a copy of the machine id if it is not a link to the first.
+	info, err := os.Lstat(id.agent.path(dbusMachineID))
+	id.dbus = err == nil && info.Mode().IsRegular()
+	if id.random == nil && id.agent.cfg.System {
+		pool, err := linux.OpenRandomPool()
+		if err != nil {
+			id.agent.cfg.Log(err.Error())
+		}
+		id.random = pool
+	}
+}
+
+const maxHosts = 1 << 20
 
 // identityFiles are the files of the root file system that differ in each fork.
 func identityFiles() []string { return []string{"/etc/hostname", "/etc/hosts", "/etc/machine-id"} }
@@ -116,6 +150,9 @@ func (id *identity) boot(m agentwire.BootConfig) error {
 			return err
 		}
 	}
+	id.agent.capture.turn.Lock()
+	defer id.agent.capture.turn.Unlock()
+	id.look()
 	if len(m.Entropy) > 0 {
 		if err := id.seed(m.Entropy); err != nil {
 			return err
@@ -152,7 +189,10 @@ func (id *identity) seed(entropy []byte) error {
 	if !id.agent.cfg.System {
 		return nil
 	}
-	return linux.SeedRandom(entropy)
+	if id.random == nil {
+		return errdefs.New(errdefs.ErrInternal, "seed random pool: it could not be opened")
+	}
+	return id.random.Seed(entropy)
 }
 
 // setClock sets the wall clock, unless t is zero.
@@ -177,21 +217,17 @@ func (id *identity) setHostname(name string) error {
 			return errdefs.New(errdefs.ErrInternal, "set hostname: %w", err)
 		}
 	}
-	if err := writeInPlace(id.agent.path("/etc/hostname"), name+"\n", 0o644); err != nil {
+	if err := id.hostname.write(name + "\n"); err != nil {
 		return errdefs.New(errdefs.ErrInternal, "write hostname: %w", err)
 	}
-	hosts := id.agent.path("/etc/hosts")
-	text, err := readLimited(hosts, 1<<20)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return errdefs.New(errdefs.ErrInternal, "read hosts: %w", err)
-	}
-	if err := writeInPlace(hosts, hostsWith(string(text), name), 0o644); err != nil {
+	if err := id.hosts.write(id.hostsHead + "127.0.1.1\t" + name + "\n"); err != nil {
 		return errdefs.New(errdefs.ErrInternal, "write hosts: %w", err)
 	}
 	return nil
 }
 
-func hostsWith(text, name string) string {
+// hostsWithout returns the lines of a hosts file except the one of our own name.
+func hostsWithout(text string) string {
 	var out strings.Builder
 	if text == "" {
 		text = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
@@ -202,7 +238,7 @@ func hostsWith(text, name string) string {
 		}
 		out.WriteString(strings.TrimSuffix(line, "\n") + "\n")
 	}
-	return out.String() + "127.0.1.1\t" + name + "\n"
+	return out.String()
 }
 
 func checkHostname(name string) error {
@@ -220,28 +256,18 @@ func checkHostname(name string) error {
 
 // setMachineID writes the machine id where programs look for it.
 func (id *identity) setMachineID(value string) error {
-	if err := writeInPlace(id.agent.path("/etc/machine-id"), value+"\n", 0o444); err != nil {
+	if err := id.machineID.write(value + "\n"); err != nil || !id.dbus {
 		return err
 	}
-	// D-Bus keeps a copy if it is not a link to the first.
-	dbus := id.agent.path(dbusMachineID)
-	if unix.Access(dbus, unix.F_OK) != nil {
-		return nil
-	}
-	if info, err := os.Lstat(dbus); err == nil && info.Mode().IsRegular() {
-		return writeInPlace(dbus, value+"\n", 0o444)
-	}
-	return nil
+	return writeInPlace(id.agent.path(dbusMachineID), value+"\n", 0o444)
 }
 
-func (id *identity) setToken(token string) error {
-	return writeInPlace(id.agent.path(tokenFile), token+"\n", 0o600)
-}
+func (id *identity) setToken(token string) error { return id.token.write(token + "\n") }
 
 // setGeneration writes the generation on the file's old inode, where programs
 // have it mapped or watched.
 func (id *identity) setGeneration(n uint64) error {
-	if err := writeInPlace(id.agent.path(generationFile), strconv.FormatUint(n, 10)+"\n", 0o644); err != nil {
+	if err := id.generations.write(strconv.FormatUint(n, 10) + "\n"); err != nil {
 		return err
 	}
 	id.mu.Lock()
@@ -291,9 +317,9 @@ func checkIdentity(m agentwire.Identity, generation uint64) error {
 		return invalid("generation does not grow")
 	case m.HostTime.IsZero():
 		return invalid("no host time")
-	case strings.ContainsAny(m.Token+m.SandboxID, "\n\x00"):
+	case hasLineEnd(m.Token) || hasLineEnd(m.SandboxID):
 		return invalid("token or sandbox id with a line end")
-	case len(m.BootID) != 36 || !isHex(strings.ReplaceAll(m.BootID, "-", ""), 32):
+	case !isBootID(m.BootID):
 		return invalid("boot id is not of RFC 4122 form")
 	}
 	for _, set := range []map[string]string{m.Env, m.Secrets} {
@@ -306,6 +332,37 @@ func checkIdentity(m agentwire.Identity, generation uint64) error {
 	return checkHostname(m.Hostname)
 }
 
+// The checks are plain loops: in a fork, a general function costs more than it saves.
+
+func hasLineEnd(s string) bool {
+	for i := range len(s) {
+		if s[i] == '\n' || s[i] == 0 {
+			return true
+		}
+	}
+	return false
+}
+
 func isHex(s string, n int) bool {
-	return len(s) == n && strings.Trim(s, "0123456789abcdef") == ""
+	for i := range len(s) {
+		if c := s[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
+		}
+	}
+	return len(s) == n
+}
+
+// isBootID tells whether s has the form 8-4-4-4-12.
+func isBootID(s string) bool {
+	const digits = 32
+	hex := make([]byte, 0, digits)
+	for i := range len(s) {
+		if s[i] != '-' {
+			if len(hex) == digits {
+				return false
+			}
+			hex = append(hex, s[i])
+		}
+	}
+	return len(s) == digits+4 && isHex(string(hex), digits)
 }

@@ -66,7 +66,7 @@ func (a *Agent) startInterpreter() (*interpreter, error) {
 		return nil, errdefs.New(errdefs.ErrResourceExhausted, "start python runner: %w", err)
 	}
 	ip := &interpreter{
-		group: a.groups.runner(), requests: ours[0], answerFile: ours[1],
+		group: a.groups.runner, requests: ours[0], answerFile: ours[1],
 		answers: make(chan reply, 1), reading: make(chan struct{}),
 		stdout: &sink{budget: &a.budget, limit: betweenLimit}, stderr: &sink{budget: &a.budget, limit: betweenLimit},
 	}

@@ -94,9 +94,9 @@ func FuzzAnswers(f *testing.F) {
 	})
 }
 
-func TestHostsWith(t *testing.T) {
-	got := hostsWith("127.0.0.1 localhost\n127.0.1.1 old\n10.0.0.1 x", "new")
-	if want := "127.0.0.1 localhost\n10.0.0.1 x\n127.0.1.1\tnew\n"; got != want {
+func TestHostsWithout(t *testing.T) {
+	got := hostsWithout("127.0.0.1 localhost\n127.0.1.1 old\n10.0.0.1 x")
+	if want := "127.0.0.1 localhost\n10.0.0.1 x\n"; got != want {
 		t.Fatalf("%q, want %q", got, want)
 	}
 }

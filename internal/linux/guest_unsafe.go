@@ -18,30 +18,43 @@ const (
 	maxEntropySize = 4096
 )
 
-// SeedRandom credits seed to the kernel's random pool and reseeds its generator
-// from it at once, so that every later read differs from that of a machine with
-// another seed. It needs CAP_SYS_ADMIN.
-func SeedRandom(seed []byte) error {
+// RandomPool is the kernel's random pool, held open by a guest that will have to
+// seed it with as few steps as possible.
+type RandomPool struct {
+	f *os.File
+	// info is a struct rand_pool_info: entropy in bits, size in bytes, the bytes.
+	info []byte
+}
+
+// OpenRandomPool opens the pool. The descriptor is a blocking one, which stays out
+// of the runtime's poller.
+func OpenRandomPool() (*RandomPool, error) {
+	fd, err := unix.Open("/dev/urandom", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open random pool: %w", classify(err))
+	}
+	return &RandomPool{f: os.NewFile(uintptr(fd), "/dev/urandom"), info: make([]byte, 0, 8+64)}, nil
+}
+
+// Close closes the pool.
+func (p *RandomPool) Close() error { return p.f.Close() }
+
+// Seed credits seed to the pool and reseeds the kernel's generator from it at once,
+// so that every later read differs from that of a machine with another seed. It
+// needs CAP_SYS_ADMIN and must not be called concurrently.
+func (p *RandomPool) Seed(seed []byte) error {
 	if len(seed) == 0 || len(seed) > maxEntropySize {
 		return fmt.Errorf("seed random pool: %d bytes: %w", len(seed), classify(unix.EINVAL))
 	}
-	// A blocking descriptor stays out of the runtime's poller, which a fork would
-	// have to run through for nothing.
-	fd, err := unix.Open("/dev/urandom", unix.O_WRONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("seed random pool: %w", classify(err))
-	}
-	f := os.NewFile(uintptr(fd), "/dev/urandom")
-	defer f.Close()
-	// struct rand_pool_info: entropy in bits, size in bytes, the bytes.
-	info := binary.NativeEndian.AppendUint32(nil, uint32(8*len(seed)))
-	info = binary.NativeEndian.AppendUint32(info, uint32(len(seed)))
-	info = append(info, seed...)
+	p.info = binary.NativeEndian.AppendUint32(p.info[:0], uint32(8*len(seed)))
+	p.info = binary.NativeEndian.AppendUint32(p.info, uint32(len(seed)))
+	p.info = append(p.info, seed...)
+	defer clear(p.info)
 	// SAFETY: the kernel reads 8 bytes and as many as they say, all within info.
-	if err := ioctlPointer(f, rndAddEntropy, unsafe.Pointer(&info[0])); err != nil {
+	if err := ioctlPointer(p.f, rndAddEntropy, unsafe.Pointer(&p.info[0])); err != nil {
 		return fmt.Errorf("seed random pool: %w", err)
 	}
-	if err := ioctlPointer(f, rndReseedCRNG, nil); err != nil {
+	if err := ioctlPointer(p.f, rndReseedCRNG, nil); err != nil {
 		return fmt.Errorf("reseed random generator: %w", err)
 	}
 	return nil
