@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"time"
@@ -54,6 +55,7 @@ func Serve(ctx context.Context, o Options) error {
 	if err := raiseFileLimit(); err != nil {
 		return fmt.Errorf("serve: %w", err)
 	}
+	outliveReaders()
 	log := slog.New(slog.NewTextHandler(o.Log, &slog.HandlerOptions{Level: o.LogLevel}))
 	token, err := readToken(o.TokenFile)
 	if err != nil {
@@ -80,6 +82,11 @@ func Serve(ctx context.Context, o Options) error {
 	defer cancel()
 	return errors.Join(err, p.close(closeCtx))
 }
+
+// outliveReaders keeps the daemon from being killed in the middle of its work when
+// the reader of its log goes away, as that of a private daemon does when its
+// command is killed. Ignoring the signal would be inherited by the programs it runs.
+func outliveReaders() { signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE) }
 
 // serve listens and answers until ctx ends.
 func (p *parts) serve(ctx context.Context, o Options, token string, log *slog.Logger) error {
@@ -155,12 +162,16 @@ func (p *parts) prepare(ctx context.Context, names []string, log *slog.Logger) {
 
 // listen opens the unix socket and the TCP addresses.
 func listen(o Options) ([]net.Listener, string, error) {
-	name := "forkd.sock"
+	name, other := "forkd.sock", "private.sock"
 	binds := o.Bind
 	if o.Private {
-		name, binds = "private.sock", nil
+		name, other, binds = other, name, nil
 	} else if len(binds) == 0 {
 		binds = []string{defaultBind}
+	}
+	// The data directory is locked: what a killed daemon left is dead.
+	if err := os.Remove(filepath.Join(o.DataDir, other)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, "", fmt.Errorf("remove old socket: %w", err)
 	}
 	socket := filepath.Join(o.DataDir, name)
 	l, err := listenSocket(socket)
