@@ -196,3 +196,27 @@ func (w *world) refused(t *testing.T, method, path, body string) (int, rest.Erro
 	}
 	return res.StatusCode, e
 }
+
+// requestAs lists sandboxes with one header set, Host included.
+func (w *world) requestAs(t *testing.T, header, value string) (int, string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, w.url()+"/v1/sandboxes", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if header == "Host" {
+		req.Host = value
+	} else {
+		req.Header.Set(header, value)
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	raw, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return res.StatusCode, string(raw)
+}

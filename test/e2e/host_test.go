@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,7 +13,6 @@ import (
 	"time"
 
 	"forkd.dev/forkd/internal/ident"
-	"forkd.dev/forkd/internal/store/metadata"
 )
 
 // waitUntil repeats check until it gives no error or time is up.
@@ -139,7 +137,7 @@ func (w *world) leftovers(data string) error {
 			add("socket file %s", name)
 		}
 	}
-	groups, err := controlGroups(data)
+	groups, err := w.controlGroups()
 	if err != nil {
 		errs = append(errs, err)
 	}
@@ -175,28 +173,26 @@ func linesWith(path, text string) []string {
 	return out
 }
 
-// controlGroups lists the control groups of a data directory that nobody serves.
-func controlGroups(data string) ([]string, error) {
-	if _, err := os.Stat(filepath.Join(data, "forkd.db")); err != nil {
-		return nil, nil // it never came to a journal
-	}
-	db, err := metadata.Open(context.Background(), metadata.Config{Dir: data})
-	if err != nil {
-		return nil, err
-	}
-	defer db.Close()
-	want := "forkd-" + db.Installation()
+// controlGroups lists the control groups of the daemon's installation.
+func (w *world) controlGroups() ([]string, error) {
 	var out []string
-	err = filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
+	err := filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
 			return nil //nolint:nilerr // groups of others come and go under the walk
-		case d.IsDir() && d.Name() == want:
+		}
+		if d.IsDir() && w.installation != "" && d.Name() == "forkd-"+w.installation {
 			out = append(out, path)
-		case !d.IsDir():
-			return nil
 		}
 		return nil
 	})
 	return out, err
+}
+
+// learnInstallation finds out how the daemon names its machines and groups.
+func (w *world) learnInstallation() error {
+	for id, p := range machines(w.data) {
+		w.installation = strings.TrimSuffix(strings.TrimPrefix(p.arg("-name"), "forkd-"), "-"+id)
+		return nil
+	}
+	return errors.New("no prepared machine runs")
 }

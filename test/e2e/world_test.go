@@ -32,6 +32,8 @@ type world struct {
 	tmp  string // TMPDIR of everything that is started
 	addr string
 	keep bool // data is the caller's
+	// installation names the daemon's machines and control groups on the host.
+	installation string
 
 	client *forkd.Client
 	daemon *exec.Cmd
@@ -70,10 +72,13 @@ func newWorld() (_ *world, err error) {
 	}
 	return w, w.await(preparePatience, func(ctx context.Context) error {
 		sn, err := w.client.Snapshot(ctx, "py-base")
-		if err == nil && !sn.Bootable {
-			err = fmt.Errorf("py-base is %s", sn.Status)
+		switch {
+		case err != nil:
+			return err
+		case !sn.Bootable:
+			return fmt.Errorf("py-base is %s", sn.Status)
 		}
-		return err
+		return w.learnInstallation()
 	})
 }
 
