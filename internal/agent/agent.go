@@ -41,6 +41,7 @@ type Agent struct {
 	oom      oomWatch
 	budget   budget
 	web      webServer
+	build    buildNet
 	calls    sync.WaitGroup
 	ctx      context.Context
 	cancel   context.CancelFunc

@@ -11,28 +11,32 @@ import (
 	"sync"
 	"time"
 
+	"forkd.dev/forkd/internal/agentwire"
 	"forkd.dev/forkd/internal/agentwire/link"
 )
 
-// accept takes a stream that the daemon opens: "http" for the agent's own server,
-// "tcp:PORT" for a port that some program of the guest listens on.
+// accept takes a stream that the daemon opens.
 func (s *session) accept(st *link.Stream) {
 	kind := st.Kind()
-	if kind == "http" {
+	if kind == agentwire.StreamHTTP {
 		st.Accept()
 		s.agent.web.serve(st)
 		return
 	}
-	text, ok := strings.CutPrefix(kind, "tcp:")
-	port, err := strconv.ParseUint(text, 10, 16)
-	if !ok || err != nil || port == 0 {
+	serve := s.agent.buildStream(kind)
+	if text, ok := strings.CutPrefix(kind, agentwire.StreamTCP); ok {
+		if port, err := strconv.ParseUint(text, 10, 16); err == nil && port != 0 {
+			serve = func(st *link.Stream) { s.agent.forward(st, int(port)) }
+		}
+	}
+	if serve == nil {
 		st.Refuse("unknown kind of stream")
 		return
 	}
 	s.agent.calls.Add(1)
 	go func() {
 		defer s.agent.calls.Done()
-		s.agent.forward(st, int(port))
+		serve(st)
 	}()
 }
 
@@ -49,9 +53,15 @@ func (a *Agent) forward(st *link.Stream, port int) {
 		return
 	}
 	st.Accept()
+	join(a.ctx, st, conn)
+}
+
+// join carries bytes between a stream and a connection until both directions have
+// ended or ctx has, and closes both.
+func join(ctx context.Context, st *link.Stream, conn net.Conn) {
 	defer conn.Close()
 	defer st.Close()
-	stop := context.AfterFunc(a.ctx, func() { conn.Close() })
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
 	up := make(chan struct{})
 	go func() {

@@ -59,6 +59,10 @@ func newStream(l *Link, id uint32, kind string) *Stream {
 // Kind is what the stream was opened for.
 func (s *Stream) Kind() string { return s.kind }
 
+// Done is closed when either side aborted the stream or the link has ended; a
+// stream whose both directions ended in order need not be done.
+func (s *Stream) Done() <-chan struct{} { return s.ended }
+
 // Accept takes a stream that the peer opened.
 func (s *Stream) Accept() {
 	s.link.Post(agentwire.FrameWindow, s.id, binary.LittleEndian.AppendUint32(nil, agentwire.StreamWindow))
