@@ -81,13 +81,7 @@ func how(r ForkReport) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "- command: `%s`\n", r.Command)
 	fmt.Fprintf(&b, "- first call: `%s`\n", FirstCall)
-	claimed := ""
-	for _, p := range []Pool{PoolWarm, PoolBlank, PoolNone} {
-		if n := r.Claimed[string(p)]; n > 0 {
-			claimed += fmt.Sprintf(", %d %s", n, p)
-		}
-	}
-	fmt.Fprintf(&b, "- claimed from the pools (n = %d, all runs): %s\n", r.N, strings.TrimPrefix(claimed, ", "))
+	b.WriteString(claimedText(r.Claimed, r.N))
 	for _, line := range []struct{ name, how, skipped string }{
 		{"plain processes", r.Baselines.Process.How, r.Baselines.Process.Skipped},
 		{"runc", r.Baselines.Runc.How, r.Baselines.Runc.Skipped},
@@ -100,6 +94,20 @@ func how(r ForkReport) string {
 		}
 	}
 	return b.String() + machineText(r.Machine)
+}
+
+// claimedText says from which pools the children of runs of n came.
+func claimedText(claimed map[string]int, n int) string {
+	var parts []string
+	for _, p := range []Pool{PoolWarm, PoolBlank, PoolNone} {
+		if c := claimed[string(p)]; c > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", c, p))
+		}
+	}
+	if parts == nil {
+		return ""
+	}
+	return fmt.Sprintf("- claimed from the pools (n = %d, all runs): %s\n", n, strings.Join(parts, ", "))
 }
 
 func machineText(m Machine) string {
@@ -153,4 +161,33 @@ func count(n int, what string) string {
 		return "1 " + what
 	}
 	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// WriteRolloutMarkdown writes a report of rollouts for people.
+func WriteRolloutMarkdown(w io.Writer, r *RolloutReport) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "# Rollouts of `%s` (%s)\n\n", r.Snapshot, r.Engine)
+	fmt.Fprintf(&b, "%s of fork, eval and kill, %d at a time: **%.1f rollouts/s**. %d MiB of memory each, isolation %s.\n\n",
+		count(r.Count, "round"), r.Concurrency, r.RolloutsPerS, r.MemoryMiB, r.Isolation)
+	b.WriteString("| | p50 ms | p90 ms | p99 ms | max ms |\n|--|--:|--:|--:|--:|\n")
+	fmt.Fprintf(&b, "| whole round | %.0f | %.0f | %.0f | %.0f |\n", r.P50MS, r.P90MS, r.P99MS, r.MaxMS)
+	fmt.Fprintf(&b, "| request to first answer | %.0f | | %.0f | |\n\n", r.AnswerP50MS, r.AnswerP99MS)
+	fmt.Fprintf(&b, "- answered: %d of %d\n- CPU: %s s per rollout (daemon, machines, client)\n", r.Answered, r.Count, optional(r.CPUSPerRoll, "%.3f"))
+	for _, name := range []string{countProcesses, countDescriptors, countMemfds, countCgroups, countDirectories} {
+		if r.Leaks.Before[name] < 0 {
+			fmt.Fprintf(&b, "- %s: cannot be seen from here\n", name)
+			continue
+		}
+		fmt.Fprintf(&b, "- %s before and after: %d, %d\n", name, r.Leaks.Before[name], r.Leaks.After[name])
+	}
+	if n := len(r.RSS); n > 0 {
+		fmt.Fprintf(&b, "- memory of the daemon: %.1f MiB after %d rollouts, %.1f MiB after %d", float64(r.RSS[0].KiB)/1024, r.RSS[0].Rollouts, float64(r.RSS[n-1].KiB)/1024, r.RSS[n-1].Rollouts)
+		if r.RSSGrowth != nil {
+			fmt.Fprintf(&b, " (%+.1f %% since rollout %d)", *r.RSSGrowth, rssWarm)
+		}
+		b.WriteString("\n")
+	}
+	fmt.Fprintf(&b, "\n## How\n\n- command: `%s`\n- first call: `%s`\n%s%s", r.Command, FirstCall, claimedText(r.Claimed, r.Count), machineText(r.Machine))
+	_, err := io.WriteString(w, b.String())
+	return err
 }

@@ -6,8 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -24,7 +26,7 @@ func (a *app) benchCommand() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(a.benchForkCommand())
+	cmd.AddCommand(a.benchForkCommand(), a.benchRolloutsCommand())
 	return cmd
 }
 
@@ -72,6 +74,50 @@ func (a *app) benchForkCommand() *cobra.Command {
 	return cmd
 }
 
+func (a *app) benchRolloutsCommand() *cobra.Command {
+	var o bench.RolloutOptions
+	var out string
+	cmd := &cobra.Command{
+		Use:   "rollouts",
+		Short: "Measure a loop of fork, eval and kill, and look for leaks",
+		Long: "Fork a sandbox, ask its warm interpreter, end it, and so on, some at a time. Then compare what the daemon holds\n" +
+			"(processes, descriptors, memory files, cgroups, directories, memory) with what it held before.\n" +
+			"Ends with exit code 4 if an answer is wrong or missing, 1 if something is left behind.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.Validate(); err != nil {
+				return err
+			}
+			return a.benchRollouts(cmd.Context(), o, out, commandLine(cmd))
+		},
+	}
+	fl := cmd.Flags()
+	fl.IntVarP(&o.Count, "count", "n", 2000, "number of rollouts")
+	fl.IntVarP(&o.Concurrency, "concurrency", "c", 4, "how many at a time")
+	fl.StringVarP(&o.Snapshot, "tag", "t", builtin, "the snapshot to fork; it needs Python and numpy")
+	fl.StringVar(&out, "out", "", "directory for JSON, Markdown and charts, e.g. bench/results")
+	return cmd
+}
+
+func (a *app) benchRollouts(ctx context.Context, o bench.RolloutOptions, out, command string) error {
+	cfg, done, err := a.measuring(ctx, command)
+	if err != nil {
+		return err
+	}
+	report, err := bench.Rollouts(ctx, cfg, o)
+	done()
+	if report == nil {
+		return err
+	}
+	var text bytes.Buffer
+	if err := bench.WriteRolloutMarkdown(&text, report); err != nil {
+		return err
+	}
+	name := fmt.Sprintf("rollouts-%s-c%d", report.Engine, o.Concurrency)
+	draw := func() (map[string][]byte, error) { return bench.RolloutCharts(report) }
+	return a.benchDone(outcomeOf{report, text.String(), out, name, draw}, err)
+}
+
 // commandLine is what was typed, as far as it matters for a result.
 func commandLine(cmd *cobra.Command) string {
 	line := cmd.CommandPath()
@@ -116,48 +162,65 @@ func (a *app) benchFork(ctx context.Context, f benchForkFlags, command string) e
 	if err := bench.WriteForkMarkdown(&text, reports); err != nil {
 		return err
 	}
-	return a.benchDone(result, text.String(), f.out, name, nil, err)
+	draw := func() (map[string][]byte, error) { return bench.ForkCharts(reports) }
+	return a.benchDone(outcomeOf{result, text.String(), f.out, name, draw}, err)
 }
 
-// benchDone prints a result, writes it to files if asked for, and turns the
-// outcome of the measurement into that of the command.
-func (a *app) benchDone(result any, text, dir, name string, charts map[string][]byte, outcome error) error {
+// outcomeOf is what a measurement gave.
+type outcomeOf struct {
+	result any
+	text   string
+	dir    string // to write it to, or ""
+	name   string // of the files
+	charts func() (map[string][]byte, error)
+}
+
+// benchDone prints a result, writes it to files if asked for, and turns the error
+// of the measurement into that of the command.
+func (a *app) benchDone(o outcomeOf, failure error) error {
 	if a.json {
-		if err := a.printJSON(result); err != nil {
+		if err := a.printJSON(o.result); err != nil {
 			return err
 		}
-	} else if _, err := fmt.Fprint(a.env.Stdout, text); err != nil {
+	} else if _, err := fmt.Fprint(a.env.Stdout, o.text); err != nil {
 		return err
 	}
-	if dir != "" && outcome == nil {
-		if err := writeResults(dir, name, result, text, charts); err != nil {
-			return err
-		}
-		a.note("wrote " + filepath.Join(dir, name+".json"))
+	if errors.Is(failure, bench.ErrAnswers) {
+		return &codeError{code: exitPartial, err: failure}
 	}
-	if errors.Is(outcome, bench.ErrAnswers) {
-		return &codeError{code: exitPartial, err: outcome}
+	if failure != nil || o.dir == "" {
+		return failure
 	}
-	return outcome
+	if err := o.write(); err != nil {
+		return err
+	}
+	a.note("wrote " + filepath.Join(o.dir, o.name+".json"))
+	return nil
 }
 
-// writeResults writes the files of one result.
-func writeResults(dir, name string, result any, text string, charts map[string][]byte) error {
-	raw, err := json.MarshalIndent(result, "", "  ")
+// write writes the files of one result.
+func (o outcomeOf) write() error {
+	raw, err := json.MarshalIndent(o.result, "", "  ")
 	if err != nil {
 		return fmt.Errorf("encode result: %w", err)
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	charts, err := o.charts()
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(o.dir, 0o755); err != nil {
 		return fmt.Errorf("write result: %w", err)
 	}
-	files := map[string][]byte{name + ".json": append(raw, '\n')}
-	for suffix, png := range charts {
-		files[name+suffix+".png"] = png
-		text += fmt.Sprintf("\n![%s](%s)\n", name+suffix, name+suffix+".png")
+	files := map[string][]byte{o.name + ".json": append(raw, '\n')}
+	text := o.text
+	for _, suffix := range slices.Sorted(maps.Keys(charts)) {
+		file := o.name + suffix + ".png"
+		files[file] = charts[suffix]
+		text += fmt.Sprintf("\n![%s](%s)\n", o.name+suffix, file)
 	}
-	files[name+".md"] = []byte(text)
+	files[o.name+".md"] = []byte(text)
 	for file, content := range files {
-		if err := os.WriteFile(filepath.Join(dir, file), content, 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(o.dir, file), content, 0o644); err != nil {
 			return fmt.Errorf("write result: %w", err)
 		}
 	}
