@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -22,6 +23,8 @@ type BuildSpec struct {
 	Packages []string
 	DiskMiB  int // 0 means 4096
 	Builtin  bool
+	// Log receives what the programs of the build print, line by line; it may be nil.
+	Log io.Writer
 }
 
 const (
@@ -85,6 +88,7 @@ func (s *Store) Build(ctx context.Context, spec BuildSpec, progress Progress) (I
 	if err != nil {
 		return fail(err)
 	}
+	src.log = spec.Log
 	k, err := s.EnsureKernel(ctx, span(progress, 0, 0.15))
 	if err != nil {
 		return fail(err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -34,6 +35,7 @@ type debian struct {
 	aptCache string // existing directory of package files, kept for the next build
 	etcApt   fs.FS  // the host's apt configuration
 	keyring  string // of Debian's archive, on the host
+	log      io.Writer
 }
 
 func (d debian) describe() string { return "debian:" + debianSuite }
@@ -60,8 +62,13 @@ func (d debian) fill(ctx context.Context, dir string, progress Progress) error {
 	defer os.RemoveAll(tmp)
 	_, err := run(ctx, command{
 		name: "mmdebstrap", args: d.args(dir), isolate: privateMounts,
-		env:    []string{"TMPDIR=" + tmp, "FORKD_APT_CACHE=" + d.aptCache},
-		onLine: func(line string) { reportMmdebstrap(line, progress) },
+		env: []string{"TMPDIR=" + tmp, "FORKD_APT_CACHE=" + d.aptCache},
+		onLine: func(line string) {
+			reportMmdebstrap(line, progress)
+			if d.log != nil {
+				_, _ = fmt.Fprintln(d.log, line)
+			}
+		},
 	})
 	return explainMmdebstrap(err)
 }

@@ -70,7 +70,7 @@ func (s *Service) imageFor(ctx context.Context, ref string, progress Progress) (
 		if img, err := s.cfg.Images.Get(ref); err == nil {
 			return img.ID, nil
 		}
-		img, err := s.cfg.Images.Build(ctx, image.BuildSpec{Name: ref, Packages: packages, Builtin: true}, image.Progress(tell))
+		img, err := s.buildImage(ctx, image.BuildSpec{Name: ref, Packages: packages, Builtin: true}, tell)
 		return img.ID, err
 	})
 	if err != nil {

@@ -46,7 +46,11 @@ func (s *Service) CreateSnapshot(ctx context.Context, req CreateSnapshot, progre
 		return Snapshot{}, err
 	}
 	b := &builder{s: s, req: req, progress: progress, id: ident.New(ident.Snapshot), machineID: ident.New(ident.Sandbox)}
-	if err := b.build(ctx); err != nil {
+	if b.log, err = s.logs.start(b.id, b.title()); err != nil {
+		return Snapshot{}, err
+	}
+	b.progress = b.log.follow(progress)
+	if err := s.logs.finish(b.log, b.id, b.build(ctx)); err != nil {
 		return Snapshot{}, fmt.Errorf("make snapshot %s: %w", b.title(), err)
 	}
 	return s.Snapshot(context.WithoutCancel(ctx), b.id)
@@ -120,6 +124,7 @@ type builder struct {
 	s         *Service
 	req       CreateSnapshot
 	progress  Progress
+	log       *buildLog
 	id        string
 	machineID string
 
@@ -292,6 +297,8 @@ func (b *builder) warm(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("warm python: %w", err)
 	}
+	b.log.output(res.Stdout)
+	b.log.output(res.Stderr)
 	if res.Error != "" {
 		return errdefs.New(errdefs.ErrInvalid, "warm code failed: %s\n%s", res.Error, res.Traceback)
 	}
@@ -299,36 +306,28 @@ func (b *builder) warm(ctx context.Context) error {
 }
 
 func (b *builder) exec(ctx context.Context, command string) error {
+	b.log.step("$ %s", command)
 	var res agentwire.ExecResult
 	req := agentwire.ExecRequest{Argv: []string{"/bin/sh", "-c", command}, Timeout: b.req.ExecTimeout}
 	err := b.call(ctx, b.req.ExecTimeout+callSlack, func(ctx context.Context, a Agent) (err error) {
 		res, err = a.Exec(ctx, req)
 		return err
 	})
+	b.log.output(res.Stdout)
+	b.log.output(res.Stderr)
 	switch {
 	case err != nil:
 		return fmt.Errorf("command %q: %w", command, err)
 	case res.TimedOut:
-		return errdefs.New(errdefs.ErrTimeout, "command %q did not end within %v%s", command, b.req.ExecTimeout, tail(res))
+		return errdefs.New(errdefs.ErrTimeout, "command %q did not end within %v", command, b.req.ExecTimeout)
 	case res.ExitCode != 0:
-		return errdefs.New(errdefs.ErrInvalid, "command %q ended with exit code %d%s", command, res.ExitCode, tail(res))
+		return errdefs.New(errdefs.ErrInvalid, "command %q ended with exit code %d", command, res.ExitCode)
 	}
 	return nil
 }
 
-// tailBytes is how much of a failed command's output goes into the error.
+// tailBytes is how much of the console goes into an error.
 const tailBytes = 2000
-
-func tail(res agentwire.ExecResult) string {
-	out := append(append([]byte{}, res.Stdout...), res.Stderr...)
-	if len(out) == 0 {
-		return ""
-	}
-	if len(out) > tailBytes {
-		out = out[len(out)-tailBytes:]
-	}
-	return ":\n" + string(out)
-}
 
 func (b *builder) call(ctx context.Context, timeout time.Duration, fn func(context.Context, Agent) error) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)

@@ -18,6 +18,25 @@ type entry struct {
 	mu sync.Mutex
 	// +checklocks:mu
 	info Sandbox
+	// +checklocks:mu
+	used time.Time // when its agent was last asked for something
+}
+
+// active notes that the sandbox is in use.
+func (e *entry) active() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.used = time.Now()
+}
+
+// lastActivity is when it was last used, or came up.
+func (e *entry) lastActivity() time.Time {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.used.IsZero() {
+		return e.info.CreatedAt
+	}
+	return e.used
 }
 
 func (e *entry) snapshot() Sandbox {

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"forkd.dev/forkd/internal/errdefs"
+	"forkd.dev/forkd/internal/ident"
 	"forkd.dev/forkd/internal/image"
 )
 
@@ -17,11 +18,22 @@ func (s *Service) BuildImage(ctx context.Context, b BuildImage, progress Progres
 	if progress == nil {
 		progress = func(string, float64) {}
 	}
-	img, err := s.cfg.Images.Build(ctx, image.BuildSpec{Name: b.Name, Replace: b.Replace, Packages: b.Packages, DiskMiB: b.DiskMiB}, image.Progress(progress))
+	img, err := s.buildImage(ctx, image.BuildSpec{Name: b.Name, Replace: b.Replace, Packages: b.Packages, DiskMiB: b.DiskMiB}, progress)
 	if err != nil {
 		return Image{}, err
 	}
 	return fromImage(img), nil
+}
+
+// buildImage builds an image and keeps the log of it.
+func (s *Service) buildImage(ctx context.Context, spec image.BuildSpec, progress Progress) (image.Image, error) {
+	l, err := s.logs.start(ident.New(ident.Image), spec.Name)
+	if err != nil {
+		return image.Image{}, err
+	}
+	spec.Log = lineWriter{l}
+	img, err := s.cfg.Images.Build(ctx, spec, image.Progress(l.follow(progress)))
+	return img, s.logs.finish(l, img.ID, err)
 }
 
 // Images lists the images that are built.
@@ -72,7 +84,11 @@ func (s *Service) RemoveImage(ctx context.Context, ref string) error {
 		return err
 	}
 	defer s.unretireImage(img.ID)
-	return s.cfg.Images.Remove(ctx, img.ID)
+	if err := s.cfg.Images.Remove(ctx, img.ID); err != nil {
+		return err
+	}
+	s.logs.remove(img.ID)
+	return nil
 }
 
 // useImage keeps an image from being removed while a snapshot is made from it.

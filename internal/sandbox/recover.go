@@ -35,7 +35,30 @@ func (s *Service) recover(ctx context.Context) error {
 	if err := s.reapUnknown(ctx); err != nil {
 		return err
 	}
-	return s.recoverSnapshots(ctx)
+	if err := s.recoverSnapshots(ctx); err != nil {
+		return err
+	}
+	return s.recoverLogs(ctx)
+}
+
+// recoverLogs removes the logs of builds that did not end and of what is gone.
+func (s *Service) recoverLogs(ctx context.Context) error {
+	known := map[string]bool{}
+	rows, err := s.cfg.Journal.ListSnapshots(ctx)
+	if err != nil {
+		return err
+	}
+	for _, row := range rows {
+		known[row.ID] = true
+	}
+	images, err := s.cfg.Images.List()
+	if err != nil {
+		return err
+	}
+	for _, img := range images {
+		known[img.ID] = true
+	}
+	return s.logs.sweep(known)
 }
 
 // recoverRow deals with one sandbox of the journal.

@@ -85,7 +85,11 @@ func (s *Service) Usage(ctx context.Context, ref string) (engine.Usage, error) {
 	if !e.snapshot().State.living() {
 		return engine.Usage{}, errdefs.New(errdefs.ErrConflict, "sandbox %s has ended: %s", e.snapshot().ID, e.snapshot().Reason)
 	}
-	return e.machine.Usage(ctx)
+	u, err := e.machine.Usage(ctx)
+	if last := e.lastActivity(); last.After(u.LastActivity) {
+		u.LastActivity = last
+	}
+	return u, err
 }
 
 // withAgent runs fn with the agent of a running sandbox.
@@ -102,7 +106,9 @@ func (s *Service) withAgent(ctx context.Context, ref string, fn func(Agent) erro
 	default:
 		return errdefs.New(errdefs.ErrConflict, "sandbox %s is %s, not running", info.ID, info.State)
 	}
+	e.active()
 	err = e.link.call(ctx, fn)
+	e.active()
 	if err == nil {
 		return nil
 	}

@@ -32,8 +32,10 @@ type ImageStore interface {
 
 // Config is what a Service works with. The service owns none of it but Dir.
 type Config struct {
-	Dir     string // <data>/sandboxes: one directory for each machine
-	Engine  engine.Driver
+	Dir    string // <data>/sandboxes: one directory for each machine
+	Engine engine.Driver
+	// LogDir keeps the logs of builds; "" keeps them only while a build runs.
+	LogDir  string
 	Images  ImageStore
 	Store   *snapshot.Store
 	Journal *metadata.DB
@@ -63,6 +65,7 @@ type Service struct {
 	restores *semaphore.Weighted // restores under way; waiters are served in order
 	warm     warmPools
 	builds   flights // built-ins being made
+	logs     buildLogs
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -113,6 +116,7 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 	s.closing, s.stop = context.WithCancel(context.Background())
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.warm.init()
+	s.logs.dir = cfg.LogDir
 	if err := s.recover(ctx); err != nil {
 		s.stop()
 		s.leave(s.known())

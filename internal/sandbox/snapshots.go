@@ -201,6 +201,7 @@ func (s *Service) removeSnapshot(ctx context.Context, id string) error {
 		}
 		return err
 	}
+	s.logs.remove(id)
 	return s.cfg.Journal.DeleteSnapshot(ctx, id)
 }
 

@@ -15,6 +15,9 @@ const agentPort = "org.forkd.agent"
 // cannot fill a disk of the host, however much the guest prints.
 const consoleBytes = 64 << 10
 
+// keptConsole is what the daemon keeps of a console that somebody reads.
+const keptConsole = 4 * consoleBytes
+
 // fdTable collects the files a QEMU process inherits; the first is descriptor 3.
 type fdTable struct{ files []*os.File }
 
@@ -110,5 +113,5 @@ func (p *process) diskArgs(fds *fdTable) []string {
 func kernelCmdline(tscKHz uint64) string {
 	return fmt.Sprintf("console=ttyS0 loglevel=4 panic=-1 reboot=t tsc=reliable tsc_early_khz=%d "+
 		"random.trust_cpu=on nowatchdog no_timer_check psi=0 cgroup_disable=memory mitigations=off audit=0 lsm= "+
-		"transparent_hugepage=never cgroup_no_v1=all forkd.root=/dev/vda", tscKHz)
+		"transparent_hugepage=never noautogroup cgroup_no_v1=all forkd.root=/dev/vda", tscKHz)
 }

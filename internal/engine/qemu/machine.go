@@ -62,6 +62,11 @@ type Machine struct {
 
 	op turn // held by Pause, Resume, Capture, Kill
 
+	// consoleTurn orders those who empty QEMU's ring, so it is held while one does.
+	consoleTurn sync.Mutex
+	// +checklocks:consoleTurn
+	console []byte
+
 	mu sync.Mutex
 	// +checklocks:mu
 	qmp *qmpClient
@@ -358,8 +363,11 @@ func (m *Machine) Usage(context.Context) (engine.Usage, error) {
 	return u, nil
 }
 
-// Console returns what the guest's console ring holds.
+// Console returns the end of what the guest printed. QEMU's ring gives each byte
+// once, so what was read before is kept here.
 func (m *Machine) Console() (io.ReadCloser, error) {
+	m.consoleTurn.Lock()
+	defer m.consoleTurn.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	var out string
@@ -371,7 +379,11 @@ func (m *Machine) Console() (io.ReadCloser, error) {
 	if err != nil {
 		return nil, errdefs.New(errdefs.ErrGuest, "console of %s is not base64", m.rec.ID)
 	}
-	return io.NopCloser(strings.NewReader(string(b))), nil
+	m.console = append(m.console, b...)
+	if over := len(m.console) - keptConsole; over > 0 {
+		m.console = append(m.console[:0], m.console[over:]...)
+	}
+	return io.NopCloser(strings.NewReader(string(m.console))), nil
 }
 
 // ram finds the guest's memory in the process's address space.
