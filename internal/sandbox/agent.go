@@ -24,6 +24,9 @@ type Agent interface {
 	WarmStart(ctx context.Context, language, code string) (agentwire.EvalResult, error)
 	Capturer
 	VerdictFork(ctx context.Context, id agentwire.Identity) (agentwire.Receipt, error)
+	// OpenStream opens a byte stream of one of agentwire's kinds. It lives as long as
+	// the connection, longer than ctx.
+	OpenStream(ctx context.Context, kind string) (net.Conn, error)
 	Close() error
 }
 

@@ -22,11 +22,14 @@ const pythonImage = "python"
 const pyBaseWarm = "import numpy, json, random, uuid, secrets, tempfile, traceback\n" +
 	"numpy.random.rand(4).sum(); json.dumps({}); uuid.uuid4(); random.random()\n"
 
+// builtinLabel marks the snapshots that are made by themselves.
+const builtinLabel = "forkd.builtin"
+
 func isBuiltin(ref string) bool { return ref == PyBase }
 
 // builtinImages are the images that are built when they are first named.
 var builtinImages = map[string][]string{
-	pythonImage: {"python3", "python3-numpy"},
+	pythonImage: {"python3", "python3-numpy", "python3-pip"},
 }
 
 // ensureBuiltin makes the built-in snapshot unless it exists. Concurrent callers
@@ -39,7 +42,7 @@ func (s *Service) ensureBuiltin(ctx context.Context, name string, progress Progr
 		}
 		sn, err := s.CreateSnapshot(ctx, CreateSnapshot{
 			Tag: name, Image: pythonImage, Warm: pyBaseWarm,
-			Labels: map[string]string{"forkd.builtin": "true"},
+			Labels: map[string]string{builtinLabel: "true"},
 		}, tell)
 		return sn.ID, err
 	})

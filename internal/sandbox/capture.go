@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"forkd.dev/forkd/internal/agentwire"
+	"forkd.dev/forkd/internal/buildnet"
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/errdefs"
 	"forkd.dev/forkd/internal/ident"
@@ -18,8 +19,9 @@ import (
 // answers. A Debian guest under TCG on two cores needs 3 to 10 s.
 const bootTimeout = 3 * time.Minute
 
-// defaultBuildExec bounds each command of a snapshot build.
-const defaultBuildExec = 10 * time.Minute
+// defaultBuildExec bounds each command of a snapshot build. Under TCG packages
+// install many times slower than elsewhere.
+const defaultBuildExec = 30 * time.Minute
 
 // Defaults and bounds of a machine's shape.
 const (
@@ -49,7 +51,7 @@ func (s *Service) CreateSnapshot(ctx context.Context, req CreateSnapshot, progre
 	if b.log, err = s.logs.start(b.id, b.title()); err != nil {
 		return Snapshot{}, err
 	}
-	b.progress = b.log.follow(progress)
+	b.progress, b.tell = b.log.follow(progress), progress
 	if err := s.logs.finish(b.log, b.id, b.build(ctx)); err != nil {
 		return Snapshot{}, fmt.Errorf("make snapshot %s: %w", b.title(), err)
 	}
@@ -67,6 +69,9 @@ func (s *Service) checkCreate(ctx context.Context, req *CreateSnapshot) error {
 		if err := ident.CheckLabel(k, v); err != nil {
 			return err
 		}
+	}
+	if err := buildnet.CheckAllow(req.AllowHosts); err != nil {
+		return err
 	}
 	for i, c := range req.Exec {
 		if c == "" {
@@ -124,6 +129,7 @@ type builder struct {
 	s         *Service
 	req       CreateSnapshot
 	progress  Progress
+	tell      Progress // progress that is not worth a line of the log
 	log       *buildLog
 	id        string
 	machineID string
@@ -135,6 +141,7 @@ type builder struct {
 	shape   engine.Shape
 	machine engine.Machine
 	link    *link
+	online  *buildNetwork // nil unless commands run that may use it
 }
 
 func (b *builder) title() string {
@@ -234,16 +241,7 @@ func (b *builder) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := b.warm(ctx); err != nil {
-		return err
-	}
-	for i, command := range b.req.Exec {
-		b.progress(fmt.Sprintf("running command %d of %d", i+1, len(b.req.Exec)), -1)
-		if err := b.exec(ctx, command); err != nil {
-			return err
-		}
-	}
-	return nil
+	return b.withNetwork(ctx, b.commands)
 }
 
 func (b *builder) boot(ctx context.Context, spec engine.Spec) (err error) {
@@ -285,15 +283,20 @@ func (b *builder) warm(ctx context.Context) error {
 	if b.req.Warm == "" && b.parent != nil {
 		return nil
 	}
-	b.progress("warming python", -1)
-	var res agentwire.EvalResult
-	err := b.call(ctx, b.req.ExecTimeout, func(ctx context.Context, a Agent) (err error) {
-		res, err = a.WarmStart(ctx, "python", b.req.Warm)
-		return err
-	})
+	err := b.ticking("warming python", func() error { return b.warmStart(ctx, b.req.Warm) })
 	if err != nil && b.req.Warm == "" && errors.Is(err, errdefs.ErrUnsupported) {
 		return nil
 	}
+	return err
+}
+
+// warmStart starts the Python runner and runs code in it.
+func (b *builder) warmStart(ctx context.Context, code string) error {
+	var res agentwire.EvalResult
+	err := b.call(ctx, b.req.ExecTimeout, func(ctx context.Context, a Agent) (err error) {
+		res, err = a.WarmStart(ctx, "python", code)
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("warm python: %w", err)
 	}
@@ -308,7 +311,7 @@ func (b *builder) warm(ctx context.Context) error {
 func (b *builder) exec(ctx context.Context, command string) error {
 	b.log.step("$ %s", command)
 	var res agentwire.ExecResult
-	req := agentwire.ExecRequest{Argv: []string{"/bin/sh", "-c", command}, Timeout: b.req.ExecTimeout}
+	req := agentwire.ExecRequest{Argv: []string{"/bin/sh", "-c", command}, Timeout: b.req.ExecTimeout, Env: b.buildEnv()}
 	err := b.call(ctx, b.req.ExecTimeout+callSlack, func(ctx context.Context, a Agent) (err error) {
 		res, err = a.Exec(ctx, req)
 		return err

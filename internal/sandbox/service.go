@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sync/semaphore"
 
+	"forkd.dev/forkd/internal/buildnet"
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/errdefs"
 	"forkd.dev/forkd/internal/image"
@@ -40,6 +41,8 @@ type Config struct {
 	Store   *snapshot.Store
 	Journal *metadata.DB
 	Connect ConnectFunc
+	// BuildNet returns how builds reach package registries; nil: they do not.
+	BuildNet func() buildnet.Settings
 	// Session, if set, marks all sandboxes as belonging to a private daemon: they
 	// end with it, and the next daemon ends what it finds of them.
 	Session string

@@ -122,8 +122,11 @@ type CreateSnapshot struct {
 	Exec    []string // each run by /bin/sh -c; a nonzero exit fails the snapshot
 	Shape   engine.Shape
 	Labels  map[string]string
-	// ExecTimeout bounds each command; 0 means 10 minutes.
+	// ExecTimeout bounds each command; 0 means 30 minutes.
 	ExecTimeout time.Duration
+	// AllowHosts are HOST[:PORT] or *.SUFFIX that Exec and Warm may connect to,
+	// besides the registries of this host.
+	AllowHosts []string
 }
 
 // Fork asks for n sandboxes of a snapshot.
