@@ -21,7 +21,7 @@ const (
 	countProcesses   = "processes"   // the daemon and all below it
 	countDescriptors = "descriptors" // of the daemon
 	countMemfds      = "memfds"      // descriptors of the daemon that are memory files
-	countCgroups     = "cgroups"     // with forkd in their name, on the whole host
+	countCgroups     = "cgroups"     // of the daemon's sandboxes
 	countDirectories = "directories" // of sandboxes
 )
 
@@ -53,9 +53,11 @@ func (l Leaks) text() string {
 // inspector counts what a daemon holds.
 type inspector struct {
 	fs        procfs
-	daemon    int // 0: cannot be seen
-	sandboxes string
-	cgroups   string // "" is the system's
+	daemon    int    // 0: cannot be seen
+	sandboxes string // directory of their directories
+	cgroup    string // name of the group that holds theirs, "" if there is none
+	cgroups   string // where groups are mounted, "" is the system's
+	idle      func() // closes connections to the daemon that are kept for reuse
 }
 
 // rss returns the daemon's resident memory in KiB, 0 if it cannot be seen.
@@ -97,6 +99,9 @@ func (i *inspector) counts() map[string]int {
 }
 
 func (i *inspector) countCgroups() int {
+	if i.cgroup == "" {
+		return -1
+	}
 	root := i.cgroups
 	if root == "" {
 		root = "/sys/fs/cgroup"
@@ -106,7 +111,7 @@ func (i *inspector) countCgroups() int {
 		if err != nil {
 			return nil // it ended meanwhile
 		}
-		if d.IsDir() && strings.Contains(d.Name(), "forkd") {
+		if d.IsDir() && filepath.Base(filepath.Dir(path)) == i.cgroup {
 			n++
 		}
 		return nil
@@ -132,6 +137,9 @@ func (i *inspector) atRest(ctx context.Context, goal map[string]int) (map[string
 	defer limit.Stop()
 	tick := time.NewTicker(restStep)
 	defer tick.Stop()
+	if i.idle != nil {
+		i.idle()
+	}
 	last, equal := i.counts(), 0
 	for i.daemon != 0 {
 		if goal != nil && len(newLeaks(goal, last).Leaked) == 0 {

@@ -127,6 +127,22 @@ func (fs procfs) daemonOf(machine int, sandbox string) int {
 	return p.parent
 }
 
+// groupOf returns the name of the cgroup in which the daemon keeps those of its
+// sandboxes, or "".
+func (fs procfs) groupOf(machine int, sandbox string) string {
+	raw, err := os.ReadFile(fs.path(machine, "cgroup"))
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(raw)) {
+		path := strings.TrimSpace(line[strings.LastIndexByte(line, ':')+1:])
+		if filepath.Base(path) == sandbox && filepath.Dir(path) != "/" {
+			return filepath.Base(filepath.Dir(path))
+		}
+	}
+	return ""
+}
+
 // meter reads processor time of the daemon with its machines, and of this process.
 type meter struct {
 	fs     procfs

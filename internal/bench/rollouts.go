@@ -110,7 +110,10 @@ func Rollouts(ctx context.Context, cfg Config, o RolloutOptions) (_ *RolloutRepo
 	if err != nil {
 		return nil, err
 	}
-	look := &inspector{fs: s.meter.fs, daemon: s.meter.daemon, sandboxes: filepath.Join(filepath.Dir(filepath.Dir(s.detail.Dir)), "sandboxes")}
+	look := &inspector{
+		fs: s.meter.fs, daemon: s.meter.daemon, cgroup: s.group, idle: cfg.Client.Close,
+		sandboxes: filepath.Join(filepath.Dir(filepath.Dir(s.detail.Dir)), "sandboxes"),
+	}
 	// A few first: what the daemon makes once, and its pool, is no leak.
 	if _, err := s.roll(ctx, RolloutOptions{Count: 2 * o.Concurrency, Concurrency: o.Concurrency}, look); err != nil {
 		return nil, err

@@ -55,6 +55,7 @@ type subject struct {
 	memoryMiB int
 	answer    string // the right one to FirstCall
 	meter     meter
+	group     string // cgroup of the daemon's sandboxes, or ""
 	mark      string // label of all that is made for this measurement
 	cold      ColdBoot
 	throwaway bool
@@ -108,6 +109,7 @@ func (s *subject) look(ctx context.Context) error {
 	s.meter = meter{fs: s.cfg.procfs()}
 	if sb.PID != nil {
 		s.meter.daemon = s.meter.fs.daemonOf(*sb.PID, sb.ID)
+		s.group = s.meter.fs.groupOf(*sb.PID, sb.ID)
 	}
 	return s.kill(ctx, []string{sb.ID})
 }
