@@ -168,6 +168,11 @@ type Machine interface {
 	Resume(ctx context.Context) error
 	// Capture stores the machine's state as spec says.
 	Capture(ctx context.Context, spec CaptureSpec) (CaptureResult, error)
+	// Stored tells a machine that went on after a capture that what was captured is
+	// published now as a snapshot. From then on that snapshot is the parent of its
+	// captures, and it gives up its own links to the artifacts. Without it the next
+	// capture has the same parent as the last and holds everything since.
+	Stored(ctx context.Context, snapshotID string) error
 	Usage(ctx context.Context) (Usage, error)
 	// Kill ends the machine and frees all but its directory. It may be repeated.
 	Kill(ctx context.Context) error
@@ -190,8 +195,9 @@ const (
 // CaptureSpec says what to capture and where to.
 type CaptureSpec struct {
 	Dir string // existing and empty; receives the artifacts
-	// Parent is the chain the machine was restored from (root first); empty for a
-	// booted machine. Only what differs from it is stored.
+	// Parent is the chain of the snapshot the machine was restored from or, if one
+	// was stored later, of the last that was (root first); empty for a booted
+	// machine. Only what differs from it is stored.
 	Parent []State
 	After  After
 }

@@ -18,7 +18,7 @@ const (
 // clockCheck judges read-backs of the guest's clock.
 type clockCheck struct {
 	now    func() time.Time
-	sent   time.Time // when the last host time was taken
+	sent   time.Time     // when the last host time was taken
 	trip   time.Duration // of the last round
 	best   time.Duration // of the shortest round; 0 before the first
 	rounds int

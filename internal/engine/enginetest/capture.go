@@ -80,6 +80,44 @@ func (s *suite) testLiveCapture(t *testing.T) {
 	}
 }
 
+// testCapturesInARow: once a live capture is stored it is the parent of the next,
+// and each child has the state of its own instant.
+func (s *suite) testCapturesInARow(t *testing.T) {
+	if s.lacks(t, LiveCapture) {
+		return
+	}
+	source := s.fork(t, s.base)
+	var chains [][]engine.State
+	for _, v := range []string{"one", "two", "three"} {
+		s.put(t, source, "step", v, "/root/step", v)
+		chain := s.capture(t, source, engine.AfterResume)
+		s.noError(t, "stored", source.m.Stored(s.ctx(t), chain[len(chain)-1].ID))
+		source.chain = chain
+		chains = append(chains, chain)
+	}
+	s.put(t, source, "step", "after", "/root/step", "after")
+	if s.h.Inspect != nil {
+		t.Run("inspect the source", func(t *testing.T) { s.h.Inspect(t, source.m, source.chain) })
+	}
+	for i, v := range []string{"one", "two", "three"} {
+		child := s.fork(t, chains[i])
+		s.want(t, child, "step", v, "/root/step", v)
+		s.want(t, child, rootKey, rootText, rootFile, rootText)
+		// A child of a small difference can be captured, too.
+		s.put(t, child, "step", "grandchild", "/root/step", "grandchild")
+		chain := s.capture(t, child, engine.AfterEnd)
+		grandchild := s.fork(t, chain)
+		s.want(t, grandchild, "step", "grandchild", "/root/step", "grandchild")
+		s.kill(t, child)
+		s.kill(t, grandchild)
+	}
+	s.want(t, source, "step", "after", "/root/step", "after")
+	if _, err := source.m.Capture(s.ctx(t), engine.CaptureSpec{Dir: s.artifactDir(t), Parent: s.base, After: engine.AfterResume}); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("capture against an older parent: error is %v, want class invalid", err)
+	}
+	s.kill(t, source)
+}
+
 // testChain: a fork of a fork of a fork holds what each level added, and what each
 // level changed is as the last one left it.
 func (s *suite) testChain(t *testing.T) {

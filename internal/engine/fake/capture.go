@@ -59,14 +59,28 @@ func (m *Machine) capture(ctx context.Context, spec engine.CaptureSpec) (engine.
 	return res, err
 }
 
+// Stored makes the snapshot the parent of later captures.
+func (m *Machine) Stored(_ context.Context, snapshotID string) error {
+	m.p.mu.Lock()
+	defer m.p.mu.Unlock()
+	m.p.mapped = snapshotID
+	return nil
+}
+
+func (p *process) parentID() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.mapped
+}
+
 // parentOf reads what the machine was restored from.
 func (m *Machine) parentOf(spec engine.CaptureSpec) (string, content, error) {
 	id := ""
 	if len(spec.Parent) > 0 {
 		id = spec.Parent[len(spec.Parent)-1].ID
 	}
-	if id != m.p.mapped {
-		return "", content{}, errdefs.New(errdefs.ErrInvalid, "its parent is %q, not %q", m.p.mapped, id)
+	if parent := m.p.parentID(); id != parent {
+		return "", content{}, errdefs.New(errdefs.ErrInvalid, "its parent is %q, not %q", parent, id)
 	}
 	if id == "" {
 		return "", newContent(time.Time{}), nil

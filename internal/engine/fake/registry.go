@@ -96,7 +96,7 @@ type process struct {
 	key      key
 	pid      int
 	shape    engine.Shape
-	mapped   string // snapshot it was restored from, or ""
+	mapped   string // parent of its next capture, or ""; guarded by mu
 	faults   GuestFaults
 	done     chan struct{}
 	turn     chan struct{} // held by pause, resume, capture and kill

@@ -30,10 +30,10 @@ func (t *fdTable) add(f *os.File) int {
 type process struct {
 	name     string // -name: forkd-<installation>-<id>
 	shape    engine.Shape
-	memory   *os.File   // sealed
-	qmp      *os.File   // listening
-	agent    *os.File   // listening
-	overlay  *os.File   // read-write, qcow2
+	memory   *os.File // sealed
+	qmp      *os.File // listening
+	agent    *os.File // listening
+	overlay  overlayFiles
 	disks    []diskFile // below the overlay, topmost last
 	kernel   string     // only for a boot
 	initrd   string     // only for a boot
@@ -71,7 +71,7 @@ func (p *process) args() ([]string, *fdTable) {
 	}
 	a = append(a, p.diskArgs(fds)...)
 	a = append(a,
-		"-device", "virtio-blk-device,drive=disk",
+		"-device", "virtio-blk-device,drive="+overlayNode(0),
 		"-device", "virtio-serial-device,max_ports=2",
 		"-device", "virtserialport,chardev=agent,name="+agentPort,
 	)
@@ -100,11 +100,26 @@ func (p *process) diskArgs(fds *fdTable) []string {
 		a = append(a, "-blockdev", opt)
 		backing = node
 	}
+	// Both descriptors, because QEMU opens an overlay anew for reading once a
+	// capture has put another one on top of it.
 	a = append(a,
-		"-add-fd", fmt.Sprintf("fd=%d,set=1", fds.add(p.overlay)),
-		"-blockdev", "driver=qcow2,node-name=disk,discard=unmap,file.driver=file,file.filename=/dev/fdset/1,file.locking=off,file.discard=unmap,backing="+backing)
+		"-add-fd", fmt.Sprintf("fd=%d,set=1,opaque=%s", fds.add(p.overlay.rw), opaqueWritable),
+		"-add-fd", fmt.Sprintf("fd=%d,set=1", fds.add(p.overlay.ro)),
+		"-blockdev", "driver=qcow2,node-name="+overlayNode(0)+",discard=unmap,file.driver=file,file.filename=/dev/fdset/1,file.locking=off,file.auto-read-only=on,file.discard=unmap,backing="+backing)
 	return a
 }
+
+// overlayNode is the name of the block node of a machine's i-th overlay.
+func overlayNode(i int) string { return fmt.Sprintf("overlay%d", i) }
+
+// Marks of writable descriptors in QEMU's descriptor sets.
+const (
+	opaqueWritable = "writable" // of an overlay
+	opaqueState    = "state"    // of the device state of a capture
+)
+
+// overlayFiles is one qcow2 file opened for writing and for reading.
+type overlayFiles struct{ rw, ro *os.File }
 
 // kernelCmdline is for a boot under TCG. tsc_early_khz is the host's TSC rate,
 // without which microvm hangs in most boots; THP and watchdogs are off because

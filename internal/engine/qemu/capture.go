@@ -4,30 +4,28 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/errdefs"
-	"forkd.dev/forkd/internal/layerfmt"
 	"forkd.dev/forkd/internal/linux"
 )
 
-// File names of the artifacts of a capture.
+// File names of the artifacts of a capture; disk layers are numbered from the
+// lowest on.
 const (
 	memoryArtifact = "memory.layer"
 	deviceArtifact = "device.state"
-	diskArtifact   = "disk.qcow2"
 )
 
 // Capture stores memory, devices and disk as they are at one instant: everything
 // is read while the guest is stopped, because nothing outside QEMU can
-// write-protect its memory. Only writing the layer file comes after the resume.
+// write-protect its memory. What can be done before the stop is done before: the
+// new overlay is opened, memory for the copy is touched. Only writing the layer
+// file comes after the resume.
 func (m *Machine) Capture(ctx context.Context, spec engine.CaptureSpec) (engine.CaptureResult, error) {
 	if err := m.op.take(ctx); err != nil {
 		return engine.CaptureResult{}, fmt.Errorf("capture %s: %w", m.rec.ID, err)
@@ -37,64 +35,125 @@ func (m *Machine) Capture(ctx context.Context, spec engine.CaptureSpec) (engine.
 	if len(spec.Parent) > 0 {
 		parentID = spec.Parent[len(spec.Parent)-1].ID
 	}
-	if parentID != m.rec.MappedID {
-		return engine.CaptureResult{}, errdefs.New(errdefs.ErrInvalid, "capture %s: it was restored from %q, not from %q", m.rec.ID, m.rec.MappedID, parentID)
+	if parentID != m.rec.ParentID {
+		return engine.CaptureResult{}, errdefs.New(errdefs.ErrInvalid, "capture %s: its parent is %q, not %q", m.rec.ID, m.rec.ParentID, parentID)
 	}
-	var parent *os.File
-	if parentID != "" {
-		f, err := m.d.residents.get(ctx, spec.Parent, m.rec.Shape.MemoryMiB)
-		if err != nil {
-			return engine.CaptureResult{}, fmt.Errorf("capture %s: %w", m.rec.ID, err)
-		}
-		parent = f
-	}
-	res, err := m.capture(ctx, spec, parent)
+	c := &capture{m: m, spec: spec}
+	defer c.close()
+	res, err := c.run(ctx)
 	if err != nil {
 		return engine.CaptureResult{}, fmt.Errorf("capture %s: %w", m.rec.ID, err)
 	}
 	return res, nil
 }
 
-func (m *Machine) capture(ctx context.Context, spec engine.CaptureSpec, parent *os.File) (res engine.CaptureResult, err error) {
-	began := time.Now()
-	if err := m.command(ctx, "stop", nil, nil); err != nil {
+// capture is one capture under way.
+type capture struct {
+	m     *Machine
+	spec  engine.CaptureSpec
+	ram   linux.Mapping
+	view  memoryView // of the parent
+	arena []byte     // room for the copied pages
+	runs  []linux.PageRun
+	next  *nextOverlay // of a source that goes on
+}
+
+func (c *capture) close() {
+	c.view.close()
+	_ = linux.Free(c.arena)
+	if c.next != nil {
+		c.next.files.close()
+	}
+}
+
+func (c *capture) run(ctx context.Context) (res engine.CaptureResult, err error) {
+	if err := c.prepare(ctx); err != nil {
 		return res, err
 	}
-	stopped := true
-	resume := func() error {
-		if !stopped || spec.After != engine.AfterResume {
-			return nil
-		}
-		stopped = false
-		ctx, cancel := afterwards(ctx)
-		defer cancel()
-		return m.command(ctx, "cont", nil, nil)
-	}
-	defer func() {
-		if err != nil { // the source goes on whatever failed
-			err = errors.Join(err, resume())
-		}
-	}()
-	if err := m.saveDevices(ctx, filepath.Join(spec.Dir, deviceArtifact)); err != nil {
-		return res, err
-	}
-	pages, err := m.copyPages()
+	pause, err := c.stopped(ctx)
 	if err != nil {
 		return res, err
 	}
-	if err := m.captureDisk(ctx, filepath.Join(spec.Dir, diskArtifact), spec.After); err != nil {
+	res.Pause = pause
+	res.CopiedBytes = int64(linux.CountPages(c.runs)) * linux.PageSize
+	disks, err := c.linkOverlays()
+	if err != nil {
 		return res, err
 	}
-	if err := resume(); err != nil {
+	if err := c.writeLayer(ctx, filepath.Join(c.spec.Dir, memoryArtifact)); err != nil {
 		return res, err
 	}
-	res.Pause = time.Since(began)
-	res.CopiedBytes = int64(linux.CountPages(pages.runs)) * linux.PageSize
-	if err := pages.writeLayer(ctx, filepath.Join(spec.Dir, memoryArtifact), m.rec.MappedID, parent); err != nil {
-		return res, err
-	}
-	res.Artifacts, res.LayerBytes, err = listArtifacts(spec.Dir)
+	res.Artifacts, res.LayerBytes, err = listArtifacts(c.spec.Dir, disks)
 	return res, err
+}
+
+// prepare does what needs no stopped guest.
+func (c *capture) prepare(ctx context.Context) (err error) {
+	if c.ram, err = c.m.ram(); err != nil {
+		return err
+	}
+	if c.view, err = c.m.parentView(c.spec.Parent); err != nil {
+		return err
+	}
+	runs, err := linux.PrivatePages(c.m.rec.PID, c.ram)
+	if err != nil {
+		return err
+	}
+	// An eighth more, for what the guest writes until it stops.
+	pages := linux.CountPages(runs)
+	if c.arena, err = linux.Touched(int(pages+pages/8+64) * linux.PageSize); err != nil {
+		return err
+	}
+	if c.spec.After == engine.AfterResume {
+		c.next, err = c.m.openNext(ctx)
+	}
+	return err
+}
+
+// stopped stops the guest, takes all of its state, and lets it go on if it is to.
+// The source goes on whatever failed.
+func (c *capture) stopped(ctx context.Context) (pause time.Duration, err error) {
+	began := time.Now()
+	if err := c.m.command(ctx, "stop", nil, nil); err != nil {
+		return 0, err
+	}
+	if err = c.take(ctx); err == nil && c.spec.After == engine.AfterEnd {
+		// QEMU flushes on stop but writes its metadata back only when it closes
+		// the file, so it is asked to go, not killed.
+		return time.Since(began), c.m.quit(ctx)
+	}
+	ctx, cancel := afterwards(ctx)
+	defer cancel()
+	if resumed := c.m.command(ctx, "cont", nil, nil); resumed != nil {
+		return 0, errors.Join(err, resumed)
+	}
+	pause = time.Since(began)
+	return pause, errors.Join(err, c.m.releaseDescriptors(ctx))
+}
+
+// take reads the state of the stopped guest.
+func (c *capture) take(ctx context.Context) error {
+	if err := c.m.saveDevices(ctx, filepath.Join(c.spec.Dir, deviceArtifact)); err != nil {
+		return err
+	}
+	if c.next != nil {
+		if err := c.m.pushOverlay(ctx, c.next); err != nil {
+			return err
+		}
+	}
+	runs, err := linux.PrivatePages(c.m.rec.PID, c.ram)
+	if err != nil {
+		return err
+	}
+	c.runs = runs
+	bytes := int(linux.CountPages(runs)) * linux.PageSize
+	if bytes > len(c.arena) {
+		_ = linux.Free(c.arena)
+		if c.arena, err = linux.Touched(bytes); err != nil {
+			return err
+		}
+	}
+	return linux.ReadPages(c.m.rec.PID, c.ram.Start, runs, c.arena)
 }
 
 // saveDevices writes the state of CPUs and devices. QEMU wants the descriptor
@@ -108,14 +167,11 @@ func (m *Machine) saveDevices(ctx context.Context, path string) error {
 	var set struct {
 		ID int `json:"fdset-id"`
 	}
-	if err := m.command(ctx, "add-fd", nil, &set, f); err != nil {
+	if err := m.command(ctx, "add-fd", map[string]any{"opaque": opaqueState}, &set, f); err != nil {
 		return err
 	}
 	args := map[string]any{"filename": fmt.Sprintf("/dev/fdset/%d", set.ID), "live": false}
-	err = m.command(ctx, "xen-save-devices-state", args, nil)
-	ctx, cancel := afterwards(ctx)
-	defer cancel()
-	return errors.Join(err, m.command(ctx, "remove-fd", map[string]any{"fdset-id": set.ID}, nil))
+	return m.command(ctx, "xen-save-devices-state", args, nil)
 }
 
 // afterwards is time for what must be done although ctx may have ended. It is
@@ -123,112 +179,6 @@ func (m *Machine) saveDevices(ctx context.Context, path string) error {
 // be done to the machine meanwhile.
 func afterwards(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-}
-
-// capturedPages are copies of the guest's private pages at the pause; arena holds
-// the runs one after the other.
-type capturedPages struct {
-	ram   linux.Mapping
-	runs  []linux.PageRun
-	arena []byte
-}
-
-func (m *Machine) copyPages() (*capturedPages, error) {
-	ram, err := m.ram()
-	if err != nil {
-		return nil, err
-	}
-	runs, err := linux.PrivatePages(m.rec.PID, ram)
-	if err != nil {
-		return nil, err
-	}
-	p := &capturedPages{ram: ram, runs: runs, arena: make([]byte, linux.CountPages(runs)*linux.PageSize)}
-	off := uint64(0)
-	for _, r := range runs {
-		n := r.Count * linux.PageSize
-		if err := linux.ReadProcess(m.rec.PID, ram.Start+r.Start*linux.PageSize, p.arena[off:off+n]); err != nil {
-			return nil, err
-		}
-		off += n
-	}
-	return p, nil
-}
-
-// layerChunk is how many bytes are compared with the parent at a time.
-const layerChunk = 1 << 20
-
-// writeLayer writes the pages that differ from parent (nil means zeros).
-func (p *capturedPages) writeLayer(ctx context.Context, path, parentID string, parent *os.File) error {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return fmt.Errorf("create memory layer: %w", err)
-	}
-	defer f.Close()
-	w, err := layerfmt.NewWriter(f, layerfmt.Header{Units: (p.ram.End - p.ram.Start) / linux.PageSize, Parent: parentID})
-	if err != nil {
-		return err
-	}
-	rest := p.arena
-	old := make([]byte, layerChunk)
-	for _, r := range p.runs {
-		for page := r.Start; page < r.Start+r.Count; {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			n := min(layerChunk, (r.Start+r.Count-page)*linux.PageSize)
-			if err := readParent(parent, old[:n], int64(page*linux.PageSize)); err != nil {
-				return err
-			}
-			if err := putChanged(w, page, rest[:n], old[:n]); err != nil {
-				return err
-			}
-			rest = rest[n:]
-			page += n / linux.PageSize
-		}
-	}
-	return w.Close()
-}
-
-func readParent(parent *os.File, b []byte, off int64) error {
-	if parent == nil {
-		clear(b)
-		return nil
-	}
-	if _, err := parent.ReadAt(b, off); err != nil {
-		return fmt.Errorf("read parent memory at %d: %w", off, err)
-	}
-	return nil
-}
-
-// putChanged writes the pages of now that differ from old.
-func putChanged(w *layerfmt.Writer, page uint64, now, old []byte) error {
-	for len(now) > 0 {
-		if string(now[:linux.PageSize]) != string(old[:linux.PageSize]) {
-			if err := w.Put(page, now[:linux.PageSize]); err != nil {
-				return err
-			}
-		}
-		now, old, page = now[linux.PageSize:], old[linux.PageSize:], page+1
-	}
-	return nil
-}
-
-// captureDisk stores the machine's overlay. A source that ends gives its file
-// away; one that goes on gets it copied inside the pause.
-func (m *Machine) captureDisk(ctx context.Context, path string, after engine.After) error {
-	overlay := filepath.Join(m.dir, overlayFile)
-	if after == engine.AfterEnd {
-		// QEMU flushes on stop but writes its metadata back only when it closes
-		// the file, so it is asked to go, not killed.
-		if err := m.quit(ctx); err != nil {
-			return err
-		}
-		if err := os.Rename(overlay, path); err != nil {
-			return fmt.Errorf("move disk layer: %w", err)
-		}
-		return nil
-	}
-	return copySparse(path, overlay)
 }
 
 // quit ends the process in order and waits for it.
@@ -241,57 +191,22 @@ func (m *Machine) quit(ctx context.Context) error {
 	if err != nil && !errors.Is(err, errdefs.ErrUnavailable) {
 		return err
 	}
-	if err := m.awaitEnd(ctx); err != nil {
-		return errors.Join(fmt.Errorf("wait for QEMU to quit: %w", err), m.killLocked(context.WithoutCancel(ctx)))
-	}
-	return nil
-}
-
-// copySparse copies src to the new file dst, sharing blocks where the file system
-// can, and keeping holes.
-func copySparse(dst, src string) error {
-	in, err := os.Open(src)
-	if err != nil {
-		return fmt.Errorf("copy disk layer: %w", err)
-	}
-	defer in.Close()
-	out, err := os.OpenFile(dst, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return fmt.Errorf("copy disk layer: %w", err)
-	}
-	defer out.Close()
-	if unix.IoctlFileClone(int(out.Fd()), int(in.Fd())) == nil {
+	select {
+	case <-m.done:
 		return nil
+	case <-ctx.Done():
+		return errors.Join(fmt.Errorf("wait for QEMU to quit: %w", ctx.Err()), m.killLocked(context.WithoutCancel(ctx)))
 	}
-	st, err := in.Stat()
-	if err != nil {
-		return fmt.Errorf("copy disk layer: %w", err)
-	}
-	for off := int64(0); ; {
-		start, end, ok, err := linux.NextData(in, off)
-		if err != nil {
-			return fmt.Errorf("copy disk layer: %w", err)
-		}
-		if !ok {
-			break
-		}
-		if _, err := io.Copy(io.NewOffsetWriter(out, start), io.NewSectionReader(in, start, end-start)); err != nil {
-			return fmt.Errorf("copy disk layer: %w", err)
-		}
-		off = end
-	}
-	if err := out.Truncate(st.Size()); err != nil {
-		return fmt.Errorf("copy disk layer: %w", err)
-	}
-	return nil
 }
 
-func listArtifacts(dir string) ([]engine.Artifact, int64, error) {
+func listArtifacts(dir string, disks []string) ([]engine.Artifact, int64, error) {
 	var total int64
 	artifacts := []engine.Artifact{
 		{Name: memoryArtifact, Kind: kindMemory, Format: formatLayer},
 		{Name: deviceArtifact, Kind: kindDevice, Format: formatXen},
-		{Name: diskArtifact, Kind: kindDisk, Format: formatQcow2},
+	}
+	for _, name := range disks {
+		artifacts = append(artifacts, engine.Artifact{Name: name, Kind: kindDisk, Format: formatQcow2})
 	}
 	for i := range artifacts {
 		st, err := os.Stat(filepath.Join(dir, artifacts[i].Name))

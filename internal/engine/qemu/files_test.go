@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -32,7 +33,7 @@ func TestArgs(t *testing.T) {
 	base := func() *process {
 		return &process{
 			name: "forkd-inst-sb00000000000000000000", shape: engine.Shape{CPUs: 2, MemoryMiB: 512, DiskMiB: 4096},
-			memory: file("memory"), qmp: file("qmp"), agent: file("agent"), overlay: file("overlay"),
+			memory: file("memory"), qmp: file("qmp"), agent: file("agent"), overlay: overlayFiles{rw: file("overlay"), ro: file("overlay")},
 			disks:   []diskFile{{file("disk"), "raw"}},
 			confine: confinement{root: true, uid: firstUID, dir: "/empty"},
 		}
@@ -142,13 +143,14 @@ func TestRecord(t *testing.T) {
 		t.Errorf("no record: error is %v", err)
 	}
 	rec := record{Version: recordVersion, ID: "sb00000000000000000000", PID: 7, Start: 1 << 60, BootID: "b", UID: firstUID,
-		Shape: engine.Shape{CPUs: 1, MemoryMiB: 2, DiskMiB: 3}, MappedID: "sn00000000000000000000", Qualifier: "q"}
+		Shape: engine.Shape{CPUs: 1, MemoryMiB: 2, DiskMiB: 3}, MappedID: "sn00000000000000000000", Qualifier: "q",
+		ParentID: "sn00000000000000000001", Overlays: []string{"disk0.qcow2"}}
 	for range 2 { // writing again replaces
 		if err := writeRecord(dir, rec); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if got, err := readRecord(dir); err != nil || got != rec {
+	if got, err := readRecord(dir); err != nil || !reflect.DeepEqual(got, rec) {
 		t.Errorf("wrote %+v, read %+v, %v", rec, got, err)
 	}
 	entries, err := os.ReadDir(dir)

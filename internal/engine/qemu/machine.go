@@ -25,7 +25,6 @@ import (
 // File names inside a machine's directory.
 const (
 	recordFile  = "machine.json"
-	overlayFile = "disk.qcow2"
 	qmpSocket   = "qmp.sock"
 	agentSocket = "agent.sock"
 	logFile     = "qemu.log"
@@ -41,10 +40,12 @@ type record struct {
 	UID       int          `json:"uid"`
 	Shape     engine.Shape `json:"shape"`
 	MappedID  string       `json:"mapped_snapshot"` // whose resident image it maps; "" after a boot
+	ParentID  string       `json:"parent_snapshot"` // what its next capture is a difference to
+	Overlays  []string     `json:"overlays"`        // its own disk files, topmost last
 	Qualifier string       `json:"qualifier"`       // installation the -name carries
 }
 
-const recordVersion = 1
+const recordVersion = 2
 
 // memoryFD is the number of the memory file in every QEMU process: the first
 // inherited descriptor (args.go).
@@ -349,8 +350,10 @@ func (m *Machine) Usage(context.Context) (engine.Usage, error) {
 		return engine.Usage{}, fmt.Errorf("usage of %s: %w", m.rec.ID, err)
 	}
 	u := engine.Usage{PSSKiB: mem.PSSKiB, PrivateKiB: mem.PrivateKiB, RSSKiB: mem.RSSKiB, CPU: cpu}
-	if st, err := os.Stat(filepath.Join(m.dir, overlayFile)); err == nil {
-		u.DiskBytes = st.Sys().(*syscall.Stat_t).Blocks * 512
+	for _, name := range m.overlays() {
+		if st, err := os.Stat(filepath.Join(m.dir, name)); err == nil {
+			u.DiskBytes += st.Sys().(*syscall.Stat_t).Blocks * 512
+		}
 	}
 	if ram, err := m.ram(); err == nil {
 		if runs, err := linux.PrivatePages(m.rec.PID, ram); err == nil {

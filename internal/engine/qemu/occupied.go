@@ -45,8 +45,8 @@ func (r *residents) occupiedKiB() int64 {
 	return bytes / 1024
 }
 
-// measure notes what the finished image occupies; a hole occupies nothing.
-func (img *resident) measure() {
+// measureLocked notes what the finished image occupies; a hole occupies nothing.
+func (img *resident) measureLocked() {
 	if img.file == nil {
 		return
 	}

@@ -29,48 +29,75 @@ type residents struct {
 	images map[string]*resident
 }
 
+// resident is the image of one snapshot. Its mutex is held while it is built.
 type resident struct {
-	once  sync.Once
-	file  *os.File
-	err   error
-	bytes atomic.Int64 // it occupies, once it is finished
+	mu sync.Mutex
+	// +checklocks:mu
+	file *os.File
+	// +checklocks:mu
+	dropped bool
+	bytes   atomic.Int64 // it occupies, once it is built
 }
 
-// get returns the resident image of the last state of chain, which the residents own.
-func (r *residents) get(ctx context.Context, chain []engine.State, memoryMiB int) (*os.File, error) {
-	id := chain[len(chain)-1].ID
+// entry returns the place of a snapshot's image.
+func (r *residents) entry(id string) *resident {
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	img := r.images[id]
 	if img == nil {
 		img = &resident{}
 		r.images[id] = img
 	}
-	r.mu.Unlock()
-	// Others may wait for this image: one caller's cancellation does not end it.
-	img.once.Do(func() {
-		img.file, img.err = buildResident(context.WithoutCancel(ctx), chain, memoryMiB)
-		img.measure()
-	})
-	if img.err != nil {
-		r.forget(id) // the next caller tries again
-		return nil, img.err
+	return img
+}
+
+// get returns the resident image of the last state of chain, which the residents own.
+func (r *residents) get(ctx context.Context, chain []engine.State, memoryMiB int) (*os.File, error) {
+	id := chain[len(chain)-1].ID
+	for {
+		f, dropped, err := r.entry(id).build(ctx, chain, memoryMiB)
+		if !dropped {
+			return f, err
+		}
 	}
-	return img.file, nil
+}
+
+func (i *resident) build(ctx context.Context, chain []engine.State, memoryMiB int) (_ *os.File, dropped bool, err error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.dropped {
+		return nil, true, nil
+	}
+	if i.file == nil {
+		i.file, err = buildResident(ctx, chain, memoryMiB)
+		i.measureLocked()
+	}
+	return i.file, false, err
+}
+
+// peek returns the resident image of a snapshot if it is built, else nil.
+func (r *residents) peek(id string) *os.File {
+	r.mu.Lock()
+	img := r.images[id]
+	r.mu.Unlock()
+	if img == nil || !img.mu.TryLock() { // being built: its layers are as good
+		return nil
+	}
+	defer img.mu.Unlock()
+	return img.file
 }
 
 // put registers an image found in a living machine, unless there is one already.
 func (r *residents) put(id string, f *os.File) {
-	img := &resident{file: f}
-	img.once.Do(img.measure)
-	r.mu.Lock()
-	_, taken := r.images[id]
-	if !taken {
-		r.images[id] = img
-	}
-	r.mu.Unlock()
-	if taken {
+	img := r.entry(id)
+	img.mu.Lock()
+	defer img.mu.Unlock()
+	if img.file != nil || img.dropped {
 		_ = f.Close()
+		return
 	}
+	img.file = f
+	img.measureLocked()
 }
 
 func (r *residents) forget(id string) {
@@ -78,11 +105,15 @@ func (r *residents) forget(id string) {
 	img := r.images[id]
 	delete(r.images, id)
 	r.mu.Unlock()
-	if img != nil {
-		img.once.Do(func() {})
-		if img.file != nil {
-			_ = img.file.Close()
-		}
+	if img == nil {
+		return
+	}
+	img.mu.Lock()
+	defer img.mu.Unlock()
+	img.dropped = true
+	if img.file != nil {
+		_ = img.file.Close()
+		img.file = nil
 	}
 }
 
@@ -180,6 +211,23 @@ func (c *layerChain) close() {
 
 // openArtifact opens the only artifact of a kind in s. A missing file is damage.
 func openArtifact(s engine.State, kind string) (*os.File, error) {
+	files, err := openArtifacts(s, kind)
+	if err == nil && len(files) != 1 {
+		err = errdefs.New(errdefs.ErrCorrupt, "snapshot %s has %d %s artifacts", s.ID, len(files), kind)
+	}
+	if err != nil {
+		for _, f := range files {
+			_ = f.Close()
+		}
+		return nil, err
+	}
+	return files[0], nil
+}
+
+// openArtifacts opens all artifacts of a kind in s, in their order. The caller
+// closes the files returned, also on error.
+func openArtifacts(s engine.State, kind string) ([]*os.File, error) {
+	var files []*os.File
 	for _, a := range s.Artifacts {
 		if a.Kind != kind {
 			continue
@@ -189,11 +237,14 @@ func openArtifact(s engine.State, kind string) (*os.File, error) {
 			err = errdefs.As(errdefs.ErrCorrupt, err)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("open %s of snapshot %s: %w", kind, s.ID, err)
+			return files, fmt.Errorf("open %s of snapshot %s: %w", kind, s.ID, err)
 		}
-		return f, nil
+		files = append(files, f)
 	}
-	return nil, errdefs.New(errdefs.ErrCorrupt, "snapshot %s has no %s artifact", s.ID, kind)
+	if len(files) == 0 {
+		return nil, errdefs.New(errdefs.ErrCorrupt, "snapshot %s has no %s artifact", s.ID, kind)
+	}
+	return files, nil
 }
 
 // fillResident copies what the layers hold into f; zeros stay holes.

@@ -42,15 +42,25 @@ func (d *Driver) Restore(ctx context.Context, spec engine.Spec, chain []engine.S
 }
 
 func (d *Driver) restore(ctx context.Context, spec engine.Spec, chain []engine.State) (*Machine, error) {
-	memory, err := d.residents.get(ctx, chain, spec.Shape.MemoryMiB)
+	layers, err := openLayers(chain, int64(spec.Shape.MemoryMiB)<<20)
 	if err != nil {
 		return nil, err
 	}
-	m, err := d.launch(ctx, spec, launchPlan{memory: memory, chain: chain})
+	defer layers.close()
+	base := d.residents.base(chain, layers)
+	memory, err := d.residents.get(ctx, chain[:base+1], spec.Shape.MemoryMiB)
 	if err != nil {
 		return nil, err
 	}
-	if err := m.load(ctx, chain[len(chain)-1]); err != nil {
+	m, err := d.launch(ctx, spec, launchPlan{memory: memory, mapped: chain[base].ID, chain: chain})
+	if err != nil {
+		return nil, err
+	}
+	err = m.inject(layers, base)
+	if err == nil {
+		err = m.load(ctx, chain[len(chain)-1])
+	}
+	if err != nil {
 		if line := lastLine(filepath.Join(spec.Dir, logFile)); line != "" {
 			err = fmt.Errorf("%w (QEMU says: %s)", err, line)
 		}
@@ -62,6 +72,7 @@ func (d *Driver) restore(ctx context.Context, spec engine.Spec, chain []engine.S
 // launchPlan is what a new process maps and opens. An empty chain means a boot.
 type launchPlan struct {
 	memory *os.File
+	mapped string // id of the snapshot whose image memory is; "" for a boot
 	chain  []engine.State
 }
 
@@ -113,10 +124,11 @@ func (m *Machine) register(ctx context.Context, spec engine.Spec, plan launchPla
 	}
 	m.rec = record{
 		Version: recordVersion, ID: spec.ID, PID: pid, Start: proc.Start, BootID: m.d.bootID,
-		UID: uid, Shape: spec.Shape, Qualifier: m.d.cfg.Installation,
+		UID: uid, Shape: spec.Shape, Qualifier: m.d.cfg.Installation, Overlays: []string{overlayName(0)},
 	}
 	if len(plan.chain) > 0 {
-		m.rec.MappedID = plan.chain[len(plan.chain)-1].ID
+		m.rec.MappedID = plan.mapped
+		m.rec.ParentID = plan.chain[len(plan.chain)-1].ID
 	}
 	m.d.track(m)
 	err = m.d.limits.apply(spec, pid)
@@ -152,26 +164,49 @@ func (p *process) open(spec engine.Spec, chain []engine.State) ([]*os.File, erro
 	if p.agent, err = keep(linux.ListenUnix(filepath.Join(spec.Dir, agentSocket))); err != nil {
 		return files, err
 	}
-	overlay := filepath.Join(spec.Dir, overlayFile)
-	if err := createOverlay(overlay, int64(spec.Shape.DiskMiB)<<20); err != nil {
+	if p.overlay, err = newOverlay(filepath.Join(spec.Dir, overlayName(0)), spec.Shape.DiskMiB); err != nil {
 		return files, err
 	}
-	if p.overlay, err = keep(os.OpenFile(overlay, os.O_RDWR, 0)); err != nil {
-		return files, fmt.Errorf("open overlay: %w", err)
-	}
+	files = append(files, p.overlay.rw, p.overlay.ro)
 	base, err := keep(os.Open(spec.Root.Disk))
 	if err != nil {
 		return files, fmt.Errorf("open root file system: %w", err)
 	}
 	p.disks = append(p.disks, diskFile{file: base, format: "raw"})
 	for _, s := range chain {
-		f, err := keep(openArtifact(s, kindDisk))
+		layers, err := openArtifacts(s, kindDisk)
+		files = append(files, layers...)
 		if err != nil {
 			return files, err
 		}
-		p.disks = append(p.disks, diskFile{file: f, format: "qcow2"})
+		for _, f := range layers {
+			p.disks = append(p.disks, diskFile{file: f, format: "qcow2"})
+		}
 	}
 	return files, nil
+}
+
+// overlayName is the file of a machine's i-th overlay.
+func overlayName(i int) string { return fmt.Sprintf("disk%d.qcow2", i) }
+
+// newOverlay creates an empty overlay and opens it both ways.
+func newOverlay(path string, diskMiB int) (o overlayFiles, err error) {
+	if err := createOverlay(path, int64(diskMiB)<<20); err != nil {
+		return o, err
+	}
+	if o.rw, err = os.OpenFile(path, os.O_RDWR, 0); err != nil {
+		return o, fmt.Errorf("open overlay: %w", err)
+	}
+	if o.ro, err = os.Open(path); err != nil {
+		_ = o.rw.Close()
+		return overlayFiles{}, fmt.Errorf("open overlay: %w", err)
+	}
+	return o, nil
+}
+
+func (o overlayFiles) close() {
+	_ = o.rw.Close()
+	_ = o.ro.Close()
 }
 
 // load puts the device state of s into a machine that was started for it. The

@@ -170,8 +170,10 @@ func TestPublishRefuses(t *testing.T) {
 		"path":           {func(_ string, m *Manifest) error { m.Artifacts[1].Name = "../x"; return nil }, errdefs.ErrInvalid},
 		"missing file":   {func(dir string, _ *Manifest) error { return os.Remove(filepath.Join(dir, "device.state")) }, errdefs.ErrInvalid},
 		"unlisted file":  {func(dir string, _ *Manifest) error { return os.WriteFile(filepath.Join(dir, "tmp"), nil, 0o600) }, errdefs.ErrInvalid},
-		"second link": {func(dir string, _ *Manifest) error {
-			return os.Link(filepath.Join(dir, "device.state"), filepath.Join(filepath.Dir(filepath.Dir(dir)), "other"))
+		"third link": {func(dir string, _ *Manifest) error {
+			outside := filepath.Dir(filepath.Dir(dir))
+			return errors.Join(os.Link(filepath.Join(dir, "device.state"), filepath.Join(outside, "other")),
+				os.Link(filepath.Join(dir, "device.state"), filepath.Join(outside, "another")))
 		}, errdefs.ErrInvalid},
 		"symbolic link": {func(dir string, _ *Manifest) error {
 			path := filepath.Join(dir, "device.state")

@@ -1,0 +1,175 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"forkd.dev/forkd/internal/engine"
+)
+
+// A machine owns a stack of overlays, normally one. A capture whose source goes on
+// puts a new one on top at the pause, and those below become part of the snapshot,
+// sharing the files until the snapshot is published. If it never is, the stack
+// stays as it is: the next capture takes all of it.
+
+// nextOverlay is an overlay that QEMU has opened but does not use yet.
+type nextOverlay struct {
+	index int
+	name  string
+	set   int // QEMU's descriptor set
+	files overlayFiles
+}
+
+// overlays returns the names of the machine's overlays, topmost last.
+func (m *Machine) overlays() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return append([]string(nil), m.rec.Overlays...)
+}
+
+// openNext creates the next overlay and has QEMU open it.
+func (m *Machine) openNext(ctx context.Context) (_ *nextOverlay, err error) {
+	top := m.overlays()
+	n := &nextOverlay{index: overlayIndex(top[len(top)-1]) + 1}
+	n.name = overlayName(n.index)
+	path := filepath.Join(m.dir, n.name)
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("remove left overlay: %w", err)
+	}
+	if n.files, err = newOverlay(path, m.rec.Shape.DiskMiB); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			n.files.close()
+		}
+	}()
+	// A capture that was given up may have left the node: it is opened anew.
+	_ = m.command(ctx, "blockdev-del", map[string]any{"node-name": overlayNode(n.index)}, nil)
+	var added struct {
+		Set int `json:"fdset-id"`
+	}
+	if err := m.command(ctx, "add-fd", map[string]any{"opaque": opaqueWritable}, &added, n.files.rw); err != nil {
+		return nil, err
+	}
+	n.set = added.Set
+	if err := m.command(ctx, "add-fd", map[string]any{"fdset-id": n.set}, nil, n.files.ro); err != nil {
+		return nil, err
+	}
+	node := map[string]any{
+		"driver": "qcow2", "node-name": overlayNode(n.index), "discard": "unmap", "backing": nil,
+		"file": map[string]any{
+			"driver": "file", "filename": fmt.Sprintf("/dev/fdset/%d", n.set), "locking": "off",
+			"auto-read-only": true, "discard": "unmap",
+		},
+	}
+	if err := m.command(ctx, "blockdev-add", node, nil); err != nil {
+		return nil, err
+	}
+	return n, nil
+}
+
+// overlayIndex is the inverse of overlayName.
+func overlayIndex(name string) int {
+	var i int
+	_, _ = fmt.Sscanf(strings.TrimSuffix(name, ".qcow2"), "disk%d", &i)
+	return i
+}
+
+// pushOverlay puts n on top of the stopped machine's disk.
+func (m *Machine) pushOverlay(ctx context.Context, n *nextOverlay) error {
+	args := map[string]any{"node": overlayNode(n.index - 1), "overlay": overlayNode(n.index)}
+	if err := m.command(ctx, "blockdev-snapshot", args, nil); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	m.rec.Overlays = append(m.rec.Overlays, n.name)
+	rec := m.rec
+	m.mu.Unlock()
+	return writeRecord(m.dir, rec)
+}
+
+// linkOverlays gives the snapshot the machine's disk layers: all overlays of one
+// that ended, all but the new one of one that goes on.
+func (c *capture) linkOverlays() ([]string, error) {
+	mine := c.m.overlays()
+	if c.spec.After == engine.AfterResume {
+		mine = mine[:len(mine)-1]
+	}
+	names := make([]string, len(mine))
+	for i, name := range mine {
+		names[i] = fmt.Sprintf("disk-%03d.qcow2", i)
+		from, to := filepath.Join(c.m.dir, name), filepath.Join(c.spec.Dir, names[i])
+		move := os.Rename
+		if c.spec.After == engine.AfterResume {
+			move = os.Link
+		}
+		if err := move(from, to); err != nil {
+			return nil, fmt.Errorf("hand over disk layer: %w", err)
+		}
+	}
+	return names, nil
+}
+
+// releaseDescriptors closes what a capture has left open for writing: device state,
+// and overlays that are only read now. QEMU closes them only while the guest runs.
+func (m *Machine) releaseDescriptors(ctx context.Context) error {
+	var sets []struct {
+		Set int `json:"fdset-id"`
+		FDs []struct {
+			FD     int    `json:"fd"`
+			Opaque string `json:"opaque"`
+		} `json:"fds"`
+	}
+	if err := m.command(ctx, "query-fdsets", nil, &sets); err != nil {
+		return err
+	}
+	newest := 0
+	for _, s := range sets {
+		for _, f := range s.FDs {
+			if f.Opaque == opaqueWritable {
+				newest = max(newest, s.Set)
+			}
+		}
+	}
+	for _, s := range sets {
+		for _, f := range s.FDs {
+			if f.Opaque != opaqueState && (f.Opaque != opaqueWritable || s.Set == newest) {
+				continue
+			}
+			if err := m.command(ctx, "remove-fd", map[string]any{"fdset-id": s.Set, "fd": f.FD}, nil); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Stored makes the snapshot the parent of later captures and gives up the links
+// to its disk layers.
+func (m *Machine) Stored(ctx context.Context, snapshotID string) error {
+	if err := m.op.take(ctx); err != nil {
+		return fmt.Errorf("settle capture of %s: %w", m.rec.ID, err)
+	}
+	defer m.op.give()
+	m.mu.Lock()
+	given := m.rec.Overlays[:len(m.rec.Overlays)-1]
+	m.rec.Overlays = m.rec.Overlays[len(m.rec.Overlays)-1:]
+	m.rec.ParentID = snapshotID
+	rec := m.rec
+	m.mu.Unlock()
+	if err := writeRecord(m.dir, rec); err != nil {
+		return fmt.Errorf("settle capture of %s: %w", m.rec.ID, err)
+	}
+	for _, name := range given {
+		if err := os.Remove(filepath.Join(m.dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("settle capture of %s: %w", m.rec.ID, err)
+		}
+	}
+	return nil
+}
