@@ -23,6 +23,8 @@ type Sandbox struct {
 	CPUs         int               `json:"cpus"`
 	MemoryMiB    int               `json:"memory_mib"`
 	DiskMiB      int               `json:"disk_mib"`
+	CPULimit     *float64          `json:"cpu_limit,omitempty"` // processors
+	PIDsLimit    *int              `json:"pids_limit,omitempty"`
 	Labels       map[string]string `json:"labels"`
 	EndedAtUnix  *int64            `json:"ended_at_unix,omitempty"`
 	HoldsSecrets bool              `json:"holds_secrets"`
@@ -63,7 +65,10 @@ type Usage struct {
 	RSSKiB        int64   `json:"rss_kib"`
 	CPUMS         float64 `json:"cpu_ms"`
 	DiskBytes     int64   `json:"disk_bytes"`
-	GuestPagesKiB int64   `json:"guest_pages_kib"`
+	GuestPagesKiB int64   `json:"guest_pages_kib"` // pages of the guest's memory copied because they were written
+	SharedKiB     int64   `json:"shared_kib"`      // mapped and shared with others
+	// LastActivityUnixMS is when it was last asked for something; 0 is unknown.
+	LastActivityUnixMS int64 `json:"last_activity_unix_ms"`
 }
 
 // CreateSandboxes is the body of POST /v1/sandboxes.
@@ -88,6 +93,13 @@ type CreateSandboxes struct {
 	CPUs      int `json:"cpus,omitempty"`
 	MemoryMiB int `json:"memory_mib,omitempty"`
 	DiskMiB   int `json:"disk_mib,omitempty"`
+	// CPULimit, in processors, and PIDsLimit, of processes and threads on the host,
+	// bound each sandbox.
+	CPULimit  *float64 `json:"cpu_limit,omitempty"`
+	PIDsLimit *int     `json:"pids_limit,omitempty"`
+	// Wait is how long the call may wait for room, as in "30s"; nothing means that
+	// what does not fit fails at once. The query parameter wait does the same.
+	Wait string `json:"wait,omitempty"`
 }
 
 // ForkFailure stands in place of a sandbox that did not come up, in the array of

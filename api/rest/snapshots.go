@@ -60,7 +60,8 @@ type CreateSnapshot struct {
 	From        string            `json:"from,omitempty"`
 	Warm        string            `json:"warm,omitempty"`              // run in the warm runner, whose state is captured
 	Exec        []string          `json:"exec,omitempty"`              // shell commands, in order, all must succeed
-	ExecTimeout float64           `json:"exec_timeout_secs,omitempty"` // each; 600 if 0
+	ExecTimeout float64           `json:"exec_timeout_secs,omitempty"` // each; 1800 if 0
+	AllowHosts  []string          `json:"allow_hosts,omitempty"`       // HOST[:PORT] or *.SUFFIX that exec and warm may connect to, besides the host's registries
 	CPUs        int               `json:"cpus,omitempty"`
 	MemoryMiB   int               `json:"memory_mib,omitempty"`
 	DiskMiB     int               `json:"disk_mib,omitempty"`

@@ -52,6 +52,7 @@ func sandboxOf(sb sandbox.Sandbox) api.Sandbox {
 		Name: sb.Name, State: string(sb.State), Reason: sb.Reason, SnapshotID: sb.SnapshotID,
 		Engine: sb.Engine, Isolation: string(sb.Isolation),
 		CPUs: sb.Shape.CPUs, MemoryMiB: sb.Shape.MemoryMiB, DiskMiB: sb.Shape.DiskMiB,
+		CPULimit: cpuLimit(sb.CPULimitPercent), PIDsLimit: positive(sb.PIDsLimit),
 		Labels: orEmpty(sb.Labels), HoldsSecrets: sb.HoldsSecrets, Receipt: receiptOf(sb.Receipt),
 		Timing: api.Timing{
 			Pool: string(sb.Timing.Pool), StartMS: ms(sb.Timing.Start), HelloMS: ms(sb.Timing.Hello),
@@ -78,10 +79,14 @@ func receiptOf(r *agentwire.Receipt) *api.Receipt {
 }
 
 func usageOf(u engine.Usage) *api.Usage {
-	return &api.Usage{
+	out := &api.Usage{
 		PSSKiB: u.PSSKiB, PrivateKiB: u.PrivateKiB, RSSKiB: u.RSSKiB, CPUMS: ms(u.CPU),
-		DiskBytes: u.DiskBytes, GuestPagesKiB: u.GuestPagesKiB,
+		DiskBytes: u.DiskBytes, GuestPagesKiB: u.GuestPagesKiB, SharedKiB: max(u.RSSKiB-u.PrivateKiB, 0),
 	}
+	if !u.LastActivity.IsZero() {
+		out.LastActivityUnixMS = u.LastActivity.UnixMilli()
+	}
+	return out
 }
 
 func forkLine(it sandbox.ForkItem) api.ForkLine {

@@ -24,6 +24,9 @@ func (s *server) createSandboxes(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	if f.Wait, err = waitOf(r, req.Wait); err != nil {
+		return err
+	}
 	if wantsStream(r) {
 		return s.streamFork(w, r, f)
 	}
@@ -108,8 +111,6 @@ func forkOf(req api.CreateSandboxes) (sandbox.Fork, error) {
 		return sandbox.Fork{}, unsupported("live_fork", "leave it out: every sandbox has memory that can be shared")
 	case req.Hugepages:
 		return sandbox.Fork{}, unsupported("hugepages", "leave it out")
-	case req.MemoryLimitMiB != nil && *req.MemoryLimitMiB <= 0:
-		return sandbox.Fork{}, errdefs.New(errdefs.ErrInvalid, "memory_limit_mib is %d, want more than 0", *req.MemoryLimitMiB)
 	}
 	if err := ident.CheckRef(req.SnapshotTag); err != nil {
 		return sandbox.Fork{}, err
@@ -119,8 +120,8 @@ func forkOf(req api.CreateSandboxes) (sandbox.Fork, error) {
 		Partial: req.Partial, Engine: req.Engine,
 	}
 	f.Shape.CPUs, f.Shape.MemoryMiB, f.Shape.DiskMiB = req.CPUs, req.MemoryMiB, req.DiskMiB
-	if req.MemoryLimitMiB != nil {
-		f.MemoryLimitMiB = *req.MemoryLimitMiB
+	if err := limitsOf(req, &f); err != nil {
+		return sandbox.Fork{}, err
 	}
 	return f, nil
 }

@@ -17,6 +17,7 @@ type Service interface {
 	Snapshots
 	Tags
 	Images
+	Operator
 }
 
 // Sandboxes is the life of sandboxes.

@@ -77,7 +77,7 @@ func createOf(req api.CreateSnapshot) (sandbox.CreateSnapshot, error) {
 	}
 	c := sandbox.CreateSnapshot{
 		Tag: req.Tag, Replace: req.Replace, Image: req.Image, From: req.From, Warm: req.Warm, Exec: req.Exec,
-		Labels: req.Labels, ExecTimeout: time.Duration(req.ExecTimeout * float64(time.Second)),
+		Labels: req.Labels, ExecTimeout: time.Duration(req.ExecTimeout * float64(time.Second)), AllowHosts: req.AllowHosts,
 	}
 	c.Shape.CPUs, c.Shape.MemoryMiB, c.Shape.DiskMiB = req.CPUs, req.MemoryMiB, req.DiskMiB
 	return c, nil

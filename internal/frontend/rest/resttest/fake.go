@@ -26,6 +26,8 @@ type Service struct {
 	// OnExec and OnEval answer for the guest; nil gives fixed answers.
 	OnExec func(ctx context.Context, ref string, r agentwire.ExecRequest) (agentwire.ExecResult, error)
 	OnEval func(ctx context.Context, ref string, r agentwire.EvalRequest) (agentwire.EvalResult, error)
+	// OnLogs answers for logs; nil gives a fixed one.
+	OnLogs func(ctx context.Context, req sandbox.LogRequest, write func([]byte) error) error
 	// OnFork runs before any child of a fork is made; an error ends the call.
 	OnFork func(ctx context.Context, f sandbox.Fork) error
 	// FailChild gives the error of single children, by index.
@@ -44,6 +46,8 @@ type Service struct {
 	snapshots []sandbox.Snapshot
 	// +checklocks:mu
 	images []sandbox.Image
+	// +checklocks:mu
+	pools []sandbox.WarmPool
 }
 
 // New returns a fake that holds the image python and the snapshot py-base.
@@ -124,7 +128,7 @@ func (s *Service) add(f sandbox.Fork, sn sandbox.Snapshot) sandbox.Sandbox {
 	sb := sandbox.Sandbox{
 		ID: fmt.Sprintf("sb%020d", s.next), Name: f.Name, State: sandbox.Running, SnapshotID: sn.ID, SnapshotTag: f.Snapshot,
 		Engine: sn.Engine, Isolation: sn.Isolation, Shape: sn.Shape, Labels: f.Labels, CreatedAt: Born(), PID: 1000 + s.next,
-		MemoryLimitMiB: f.MemoryLimitMiB,
+		MemoryLimitMiB: f.MemoryLimitMiB, CPULimitPercent: f.CPULimitPercent, PIDsLimit: f.PIDsLimit,
 		Receipt: &agentwire.Receipt{Steps: []agentwire.ReceiptStep{{Name: "kernel_csprng", Status: "done"}}, Generation: 1,
 			ClockOffset: time.Millisecond, Duration: 3 * time.Millisecond},
 		Timing: sandbox.Timing{Start: 50 * time.Millisecond, Hello: 70 * time.Millisecond, Identity: 90 * time.Millisecond, Total: 95 * time.Millisecond},
@@ -166,7 +170,8 @@ func (s *Service) Sandbox(_ context.Context, ref string) (sandbox.Sandbox, error
 // Usage implements rest.Sandboxes.
 func (s *Service) Usage(ctx context.Context, ref string) (engine.Usage, error) {
 	_, err := s.Sandbox(ctx, ref)
-	return engine.Usage{PSSKiB: 24 << 10, PrivateKiB: 20 << 10, RSSKiB: 90 << 10, CPU: 50 * time.Millisecond, DiskBytes: 1 << 20}, err
+	return engine.Usage{PSSKiB: 24 << 10, PrivateKiB: 20 << 10, RSSKiB: 90 << 10, CPU: 50 * time.Millisecond, DiskBytes: 1 << 20,
+		GuestPagesKiB: 9 << 10, LastActivity: Born().Add(time.Minute)}, err
 }
 
 // Kill implements rest.Sandboxes.

@@ -1,0 +1,71 @@
+package resttest
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/errdefs"
+	"forkd.dev/forkd/internal/sandbox"
+)
+
+// SetWarmPool implements rest.Operator: a pool is full at once.
+func (s *Service) SetWarmPool(ctx context.Context, ref string, n int) (sandbox.WarmPool, error) {
+	sn, err := s.Snapshot(ctx, ref)
+	if err != nil {
+		return sandbox.WarmPool{}, err
+	}
+	if n < 0 || n > sandbox.MaxWarm {
+		return sandbox.WarmPool{}, errdefs.New(errdefs.ErrInvalid, "cannot keep %d warm machines", n)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.changes++
+	p := sandbox.WarmPool{SnapshotID: sn.ID, Tags: sn.Tags, Want: n, Ready: n}
+	s.pools = slices.DeleteFunc(s.pools, func(q sandbox.WarmPool) bool { return q.SnapshotID == sn.ID })
+	if n > 0 {
+		s.pools = append(s.pools, p)
+	}
+	return p, nil
+}
+
+// WarmPools implements rest.Operator.
+func (s *Service) WarmPools(context.Context) ([]sandbox.WarmPool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.pools), s.Err
+}
+
+// Stats implements rest.Operator.
+func (s *Service) Stats(ctx context.Context) ([]sandbox.Stat, error) {
+	all, err := s.Sandboxes(ctx)
+	var out []sandbox.Stat
+	for _, sb := range all {
+		var u engine.Usage
+		if u, err = s.Usage(ctx, sb.ID); err != nil {
+			return nil, err
+		}
+		out = append(out, sandbox.Stat{Sandbox: sb, Usage: u})
+	}
+	return out, err
+}
+
+// Logs implements rest.Operator: without OnLogs it prints two pieces, the second
+// with bytes that would move a terminal's cursor.
+func (s *Service) Logs(ctx context.Context, req sandbox.LogRequest, write func([]byte) error) error {
+	if s.OnLogs != nil {
+		return s.OnLogs(ctx, req, write)
+	}
+	_, err := s.Sandbox(ctx, req.Ref)
+	if err != nil && req.Kind != sandbox.LogConsole {
+		_, err = s.Snapshot(ctx, req.Ref)
+	}
+	if err != nil {
+		return err
+	}
+	if err := write(fmt.Appendf(nil, "first line of %s (%s)\n", req.Ref, req.Kind)); err != nil {
+		return err
+	}
+	return write([]byte("\x1b[2Jsecond\tline\xff\n"))
+}
