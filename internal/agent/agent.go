@@ -43,6 +43,7 @@ type Agent struct {
 	web      webServer
 	build    buildNet
 	calls    sync.WaitGroup
+	worker   *worker
 	ctx      context.Context
 	cancel   context.CancelFunc
 	stopping chan struct{}
@@ -62,6 +63,7 @@ func New(cfg Config) (*Agent, error) {
 	a.budget.init()
 	a.gate.init()
 	a.oom.happened() // what the kernel killed before is nobody's
+	a.worker = newWorker()
 	a.procs = newProcesses(cfg.System)
 	a.groups = newGroups(cfg.CgroupDir, cfg.Log)
 	a.identity = newIdentity(a)
@@ -82,7 +84,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, a.stop)
 	defer stop()
 	ended := make(chan error, 1)
-	go func() { ended <- a.serve() }()
+	go withRoom(func() { ended <- a.serve() })
 	var err error
 	select {
 	case err = <-ended:
@@ -96,6 +98,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.python.close()
 	a.endUsers()
 	a.calls.Wait()
+	a.worker.close()
 	a.procs.close()
 	return err
 }

@@ -75,10 +75,13 @@ func (c *capture) freeze(ctx context.Context, m agentwire.Prepare) error {
 			return errdefs.New(errdefs.ErrTimeout, "freeze user processes: %w", err)
 		}
 	}
-	c.look()
 	if m.Sync {
-		return c.syncRoot()
+		if err := c.syncRoot(); err != nil {
+			return err
+		}
 	}
+	c.look()
+	settleHeap()
 	return nil
 }
 

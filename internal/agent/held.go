@@ -39,7 +39,10 @@ func (h *heldFile) look() {
 		}
 		h.fd, h.dev, h.ino = fd, st.Dev, st.Ino
 	}
-	h.size = st.Size
+	if h.size = st.Size; h.size == 0 {
+		// Its memory is there before a fork needs it. Not every file system can.
+		_ = unix.Fallocate(h.fd, unix.FALLOC_FL_KEEP_SIZE, 0, 1)
+	}
 }
 
 func (h *heldFile) close() {

@@ -21,10 +21,10 @@ const (
 // runHooks runs the image's hooks in the order of their names, while other user
 // processes are still frozen. A failing hook is in the receipt and no more.
 func (f *fork) runHooks(ctx context.Context) {
-	dir := f.agent.path(hookDir)
 	if !f.agent.capture.hooks {
 		return
 	}
+	dir := f.agent.path(hookDir)
 	entries, err := os.ReadDir(dir) // sorted
 	if err != nil {
 		return
@@ -80,10 +80,9 @@ func (f *fork) runTool(ctx context.Context, argv []string) (status, detail strin
 // sshKeys replaces the host keys of an SSH server by new ones of the same types.
 // The old ones are gone in any case, so that forks never share a key.
 func (f *fork) sshKeys(ctx context.Context) {
-	dir := f.agent.path(sshDir)
 	var keys []string
 	if f.agent.capture.ssh {
-		keys, _ = filepath.Glob(filepath.Join(dir, "ssh_host_*_key"))
+		keys, _ = filepath.Glob(filepath.Join(f.agent.path(sshDir), "ssh_host_*_key"))
 	}
 	if len(keys) == 0 {
 		f.step("ssh_host_keys", "absent", "")

@@ -115,7 +115,7 @@ func (s *session) handleCall(f agentwire.Frame) error {
 	ctx, c.cancel = context.WithCancel(s.agent.ctx)
 	s.mu.Unlock()
 	s.agent.calls.Add(1)
-	go c.run(ctx)
+	s.agent.worker.run(func() { c.run(ctx) })
 	return nil
 }
 

@@ -79,11 +79,16 @@ const rootOptions = "noinit_itable,no_prefetch_block_bitmaps"
 // one of the settings has nothing to stop.
 func quietKernel() {
 	for name, value := range map[string]string{
-		"vm/compaction_proactiveness": "0",   // else kcompactd wakes twice a second
-		"vm/stat_interval":            "120", // seconds
-		"kernel/sched_rt_runtime_us":  "-1",  // the agent is real-time and waits in poll
+		"/proc/sys/vm/compaction_proactiveness": "0",   // else kcompactd wakes twice a second
+		"/proc/sys/vm/stat_interval":            "120", // seconds
+		"/proc/sys/kernel/sched_rt_runtime_us":  "-1",  // the agent is real-time and waits in poll
+		// The host does what these would do for a disk; they are timers and bookkeeping.
+		"/sys/block/vda/queue/wbt_lat_usec": "0",
+		"/sys/block/vda/queue/scheduler":    "none",
+		"/sys/block/vda/queue/iostats":      "0",
+		"/sys/block/vda/queue/add_random":   "0",
 	} {
-		os.WriteFile("/proc/sys/"+name, []byte(value), 0)
+		os.WriteFile(name, []byte(value), 0)
 	}
 }
 
