@@ -86,8 +86,10 @@ func (a *app) root() *cobra.Command {
 		a.forkCommand(), a.lsCommand(), a.killCommand(), a.execCommand(), a.evalCommand(), a.pingCommand(),
 		a.runCommand(), a.demoCommand(), a.benchCommand(),
 		a.snapshotCommand(), a.imageCommand(),
+		a.poolCommand(), a.logsCommand(), a.statsCommand(),
 	)
 	root.AddCommand(a.aliasCommands()...)
+	a.completeArguments(root)
 	return root
 }
 

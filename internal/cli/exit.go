@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -110,7 +111,13 @@ func (a *app) report(err error) {
 	if errors.Is(err, context.Canceled) {
 		text = "interrupted"
 	}
-	fmt.Fprintf(a.env.Stderr, "forkd: %s\n", oneLine(text))
+	for i, line := range strings.Split(strings.TrimSpace(text), "\n") {
+		prefix := "forkd: "
+		if i > 0 {
+			prefix = "  " // output of a build that failed, for example
+		}
+		fmt.Fprintf(a.env.Stderr, "%s%s\n", prefix, oneLine(line))
+	}
 	if hint := forkd.Hint(err); hint != "" {
 		fmt.Fprintf(a.env.Stderr, "hint: %s\n", oneLine(hint))
 	}

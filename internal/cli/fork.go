@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -22,6 +23,9 @@ type forkFlags struct {
 	engine string
 	shape  shape
 	key    string
+	wait   time.Duration
+	cpu    float64
+	pids   int
 }
 
 func (a *app) forkCommand() *cobra.Command {
@@ -47,6 +51,9 @@ func (a *app) forkCommand() *cobra.Command {
 	fl.StringArrayVarP(&f.labels, "label", "l", nil, "label KEY=VALUE (repeatable)")
 	fl.StringArrayVarP(&f.env, "env", "e", nil, "environment KEY=VALUE, or KEY to pass on (repeatable)")
 	fl.Var(&f.memory, "memory-limit", "limit of host memory of each sandbox")
+	fl.Float64Var(&f.cpu, "cpu-limit", 0, "limit of host processors of each sandbox, e.g. 1.5")
+	fl.IntVar(&f.pids, "pids-limit", 0, "limit of host processes and threads of each sandbox")
+	fl.DurationVar(&f.wait, "wait", 0, "wait for room instead of failing at once, e.g. 30s")
 	fl.BoolVar(&f.part, "partial", false, "keep the sandboxes that came up if others fail")
 	fl.StringVar(&f.engine, "engine", "", "refuse a snapshot of another engine")
 	fl.StringVar(&f.key, "idempotency-key", "", "a repeat with the same key makes nothing new")
@@ -74,6 +81,15 @@ func (f forkFlags) request(ref string, getenv func(string) string) (forkd.ForkRe
 	}
 	if f.memory > 0 {
 		req.MemoryLimitMiB = forkd.Int(int(f.memory))
+	}
+	if f.cpu != 0 {
+		req.CPULimit = &f.cpu
+	}
+	if f.pids != 0 {
+		req.PIDsLimit = &f.pids
+	}
+	if f.wait != 0 {
+		req.Wait = f.wait.String()
 	}
 	return req, nil
 }
