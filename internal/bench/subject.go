@@ -200,9 +200,13 @@ func (s *subject) close(ctx context.Context) error {
 			left = append(left, sb.ID)
 		}
 	}
-	err = s.kill(ctx, left)
-	if s.throwaway {
-		err = errors.Join(err, s.cfg.Client.DeleteSnapshot(ctx, s.ref, forkd.DeleteAlone))
+	errs := []error{s.kill(ctx, left)}
+	snapshots, err := s.cfg.Client.Snapshots(ctx)
+	errs = append(errs, err)
+	for _, sn := range snapshots {
+		if sn.Labels[markLabel] == s.mark {
+			errs = append(errs, s.cfg.Client.DeleteSnapshot(ctx, sn.ID, forkd.DeleteAlone))
+		}
 	}
-	return err
+	return errors.Join(errs...)
 }
