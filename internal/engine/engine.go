@@ -168,10 +168,12 @@ type Machine interface {
 	Resume(ctx context.Context) error
 	// Capture stores the machine's state as spec says.
 	Capture(ctx context.Context, spec CaptureSpec) (CaptureResult, error)
+	// Parent is the snapshot that the next capture is a difference to; "" for a booted
+	// machine. Forget of that snapshot makes it the one before.
+	Parent() string
 	// Stored tells a machine that went on after a capture that what was captured is
-	// published now as a snapshot. From then on that snapshot is the parent of its
-	// captures, and it gives up its own links to the artifacts. Without it the next
-	// capture has the same parent as the last and holds everything since.
+	// published now as a snapshot: it becomes the machine's parent. Without it the
+	// next capture has the same parent as the last and holds everything since.
 	Stored(ctx context.Context, snapshotID string) error
 	Usage(ctx context.Context) (Usage, error)
 	// Kill ends the machine and frees all but its directory. It may be repeated.

@@ -115,7 +115,27 @@ func (s *suite) testCapturesInARow(t *testing.T) {
 	if _, err := source.m.Capture(s.ctx(t), engine.CaptureSpec{Dir: s.artifactDir(t), Parent: s.base, After: engine.AfterResume}); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("capture against an older parent: error is %v, want class invalid", err)
 	}
+	s.captureForgotten(t, source, chains)
 	s.kill(t, source)
+}
+
+// captureForgotten: when stored captures are deleted, the parent is what was before
+// them, and a capture against that holds everything since.
+func (s *suite) captureForgotten(t *testing.T, source *box, chains [][]engine.State) {
+	t.Helper()
+	for _, chain := range slices.Backward(chains) {
+		last := chain[len(chain)-1]
+		if got := source.m.Parent(); got != last.ID {
+			t.Errorf("the parent is %q, want %q", got, last.ID)
+		}
+		s.d.Forget(last.ID)
+		s.noError(t, "remove artifacts", os.RemoveAll(last.Dir))
+	}
+	source.chain = s.base
+	child := s.fork(t, s.capture(t, source, engine.AfterResume))
+	s.want(t, child, "step", "after", "/root/step", "after")
+	s.want(t, child, rootKey, rootText, rootFile, rootText)
+	s.kill(t, child)
 }
 
 // testChain: a fork of a fork of a fork holds what each level added, and what each

@@ -63,14 +63,27 @@ func (m *Machine) capture(ctx context.Context, spec engine.CaptureSpec) (engine.
 func (m *Machine) Stored(_ context.Context, snapshotID string) error {
 	m.p.mu.Lock()
 	defer m.p.mu.Unlock()
-	m.p.mapped = snapshotID
+	m.p.stored = append(m.p.stored, snapshotID)
 	return nil
 }
+
+// Parent returns the snapshot that the next capture is a difference to.
+func (m *Machine) Parent() string { return m.p.parentID() }
 
 func (p *process) parentID() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if n := len(p.stored); n > 0 {
+		return p.stored[n-1]
+	}
 	return p.mapped
+}
+
+// forsake forgets a capture that is being deleted.
+func (p *process) forsake(snapshotID string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stored = slices.DeleteFunc(p.stored, func(id string) bool { return id == snapshotID })
 }
 
 // parentOf reads what the machine was restored from.

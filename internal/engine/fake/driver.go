@@ -301,7 +301,12 @@ func (d *Driver) Orphans(context.Context) ([]string, error) {
 }
 
 // Forget ends the prepared machines of a snapshot.
-func (d *Driver) Forget(snapshotID string) { d.pool.drop(snapshotID) }
+func (d *Driver) Forget(snapshotID string) {
+	d.pool.drop(snapshotID)
+	for _, p := range d.cfg.Registry.all(d.cfg.Installation) {
+		p.forsake(snapshotID)
+	}
+}
 
 // Close ends the pool. Machines go on.
 func (d *Driver) Close() error {

@@ -82,6 +82,18 @@ func (r *Registry) find(installation, id string) *process {
 	return r.processes[key{installation, id}]
 }
 
+func (r *Registry) all(installation string) []*process {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var out []*process
+	for k, p := range r.processes {
+		if k.installation == installation {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
 func (r *Registry) remove(p *process) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -96,12 +108,14 @@ type process struct {
 	key      key
 	pid      int
 	shape    engine.Shape
-	mapped   string // parent of its next capture, or ""; guarded by mu
+	mapped   string // snapshot it was restored from, or ""
 	faults   GuestFaults
 	done     chan struct{}
 	turn     chan struct{} // held by pause, resume, capture and kill
 
 	mu sync.Mutex
+	// +checklocks:mu
+	stored []string // captures since, oldest first
 	// +checklocks:mu
 	content content
 	// +checklocks:mu

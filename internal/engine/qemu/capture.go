@@ -35,10 +35,10 @@ func (m *Machine) Capture(ctx context.Context, spec engine.CaptureSpec) (engine.
 	if len(spec.Parent) > 0 {
 		parentID = spec.Parent[len(spec.Parent)-1].ID
 	}
-	if parentID != m.rec.ParentID {
-		return engine.CaptureResult{}, errdefs.New(errdefs.ErrInvalid, "capture %s: its parent is %q, not %q", m.rec.ID, m.rec.ParentID, parentID)
+	c := &capture{m: m, spec: spec, parent: m.lastMark()}
+	if parentID != c.parent.Snapshot {
+		return engine.CaptureResult{}, errdefs.New(errdefs.ErrInvalid, "capture %s: its parent is %q, not %q", m.rec.ID, c.parent.Snapshot, parentID)
 	}
-	c := &capture{m: m, spec: spec}
 	defer c.close()
 	res, err := c.run(ctx)
 	if err != nil {
@@ -49,13 +49,14 @@ func (m *Machine) Capture(ctx context.Context, spec engine.CaptureSpec) (engine.
 
 // capture is one capture under way.
 type capture struct {
-	m     *Machine
-	spec  engine.CaptureSpec
-	ram   linux.Mapping
-	view  memoryView // of the parent
-	arena []byte     // room for the copied pages
-	runs  []linux.PageRun
-	next  *nextOverlay // of a source that goes on
+	m      *Machine
+	spec   engine.CaptureSpec
+	parent mark
+	ram    linux.Mapping
+	view   memoryView // of the parent
+	arena  []byte     // room for the copied pages
+	runs   []linux.PageRun
+	next   *nextOverlay // of a source that goes on
 }
 
 func (c *capture) close() {

@@ -198,6 +198,17 @@ func (d *Driver) CheckCompat(c engine.Compat) error {
 func (d *Driver) Forget(snapshotID string) {
 	d.pool.drop(snapshotID)
 	d.residents.forget(snapshotID)
+	d.mu.Lock()
+	machines := make([]*Machine, 0, len(d.machines))
+	for _, m := range d.machines {
+		machines = append(machines, m)
+	}
+	d.mu.Unlock()
+	for _, m := range machines {
+		if err := m.forsake(snapshotID); err != nil {
+			d.cfg.Log("forget %s in %s: %v", snapshotID, m.rec.ID, err)
+		}
+	}
 }
 
 // Close ends the pool and the driver's goroutines. Machines go on.

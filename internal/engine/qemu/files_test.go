@@ -144,7 +144,7 @@ func TestRecord(t *testing.T) {
 	}
 	rec := record{Version: recordVersion, ID: "sb00000000000000000000", PID: 7, Start: 1 << 60, BootID: "b", UID: firstUID,
 		Shape: engine.Shape{CPUs: 1, MemoryMiB: 2, DiskMiB: 3}, MappedID: "sn00000000000000000000", Qualifier: "q",
-		ParentID: "sn00000000000000000001", Overlays: []string{"disk0.qcow2"}}
+		ForkedID: "sn00000000000000000001", Overlays: []string{"disk0.qcow2"}, Captures: []mark{{"sn00000000000000000002", 1}}}
 	for range 2 { // writing again replaces
 		if err := writeRecord(dir, rec); err != nil {
 			t.Fatal(err)

@@ -73,7 +73,7 @@ func (c *capture) writeLayer(ctx context.Context, path string) error {
 		return fmt.Errorf("create memory layer: %w", err)
 	}
 	defer f.Close()
-	w, err := layerfmt.NewWriter(f, layerfmt.Header{Units: (c.ram.End - c.ram.Start) / linux.PageSize, Parent: c.m.rec.ParentID})
+	w, err := layerfmt.NewWriter(f, layerfmt.Header{Units: (c.ram.End - c.ram.Start) / linux.PageSize, Parent: c.parent.Snapshot})
 	if err != nil {
 		return err
 	}

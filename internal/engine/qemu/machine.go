@@ -40,12 +40,19 @@ type record struct {
 	UID       int          `json:"uid"`
 	Shape     engine.Shape `json:"shape"`
 	MappedID  string       `json:"mapped_snapshot"` // whose resident image it maps; "" after a boot
-	ParentID  string       `json:"parent_snapshot"` // what its next capture is a difference to
+	ForkedID  string       `json:"forked_snapshot"` // it was restored from; "" after a boot
 	Overlays  []string     `json:"overlays"`        // its own disk files, topmost last
+	Captures  []mark       `json:"captures"`        // that were stored since, oldest first
 	Qualifier string       `json:"qualifier"`       // installation the -name carries
 }
 
 const recordVersion = 2
+
+// mark is a stored capture: it holds the lowest Overlays of the machine's overlays.
+type mark struct {
+	Snapshot string `json:"snapshot"`
+	Overlays int    `json:"overlays"`
+}
 
 // memoryFD is the number of the memory file in every QEMU process: the first
 // inherited descriptor (args.go).

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"forkd.dev/forkd/internal/engine"
@@ -94,13 +95,14 @@ func (m *Machine) pushOverlay(ctx context.Context, n *nextOverlay) error {
 	return writeRecord(m.dir, rec)
 }
 
-// linkOverlays gives the snapshot the machine's disk layers: all overlays of one
-// that ended, all but the new one of one that goes on.
+// linkOverlays gives the snapshot the machine's disk layers above its parent's: of
+// one that ended all, of one that goes on all but the new one.
 func (c *capture) linkOverlays() ([]string, error) {
 	mine := c.m.overlays()
 	if c.spec.After == engine.AfterResume {
 		mine = mine[:len(mine)-1]
 	}
+	mine = mine[c.parent.Overlays:]
 	names := make([]string, len(mine))
 	for i, name := range mine {
 		names[i] = fmt.Sprintf("disk-%03d.qcow2", i)
@@ -150,26 +152,47 @@ func (m *Machine) releaseDescriptors(ctx context.Context) error {
 	return nil
 }
 
-// Stored makes the snapshot the parent of later captures and gives up the links
-// to its disk layers.
+// lastMark is what the machine's next capture is a difference to.
+func (m *Machine) lastMark() mark {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if n := len(m.rec.Captures); n > 0 {
+		return m.rec.Captures[n-1]
+	}
+	return mark{Snapshot: m.rec.ForkedID}
+}
+
+// Parent returns the snapshot that the machine's next capture is a difference to.
+func (m *Machine) Parent() string { return m.lastMark().Snapshot }
+
+// Stored makes the snapshot the parent of later captures. The machine keeps its
+// links to the disk layers: should the snapshot be deleted, the next capture holds
+// them again.
 func (m *Machine) Stored(ctx context.Context, snapshotID string) error {
 	if err := m.op.take(ctx); err != nil {
 		return fmt.Errorf("settle capture of %s: %w", m.rec.ID, err)
 	}
 	defer m.op.give()
+	return m.changeMarks(func(all []mark, overlays int) []mark {
+		return append(all, mark{Snapshot: snapshotID, Overlays: overlays - 1})
+	})
+}
+
+// forsake forgets a capture that is being deleted.
+func (m *Machine) forsake(snapshotID string) error {
+	return m.changeMarks(func(all []mark, _ int) []mark {
+		return slices.DeleteFunc(all, func(k mark) bool { return k.Snapshot == snapshotID })
+	})
+}
+
+func (m *Machine) changeMarks(change func(all []mark, overlays int) []mark) error {
 	m.mu.Lock()
-	given := m.rec.Overlays[:len(m.rec.Overlays)-1]
-	m.rec.Overlays = m.rec.Overlays[len(m.rec.Overlays)-1:]
-	m.rec.ParentID = snapshotID
+	before := len(m.rec.Captures)
+	m.rec.Captures = change(slices.Clone(m.rec.Captures), len(m.rec.Overlays))
 	rec := m.rec
 	m.mu.Unlock()
-	if err := writeRecord(m.dir, rec); err != nil {
-		return fmt.Errorf("settle capture of %s: %w", m.rec.ID, err)
+	if len(rec.Captures) == before {
+		return nil
 	}
-	for _, name := range given {
-		if err := os.Remove(filepath.Join(m.dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("settle capture of %s: %w", m.rec.ID, err)
-		}
-	}
-	return nil
+	return writeRecord(m.dir, rec)
 }

@@ -128,7 +128,7 @@ func (m *Machine) register(ctx context.Context, spec engine.Spec, plan launchPla
 	}
 	if len(plan.chain) > 0 {
 		m.rec.MappedID = plan.mapped
-		m.rec.ParentID = plan.chain[len(plan.chain)-1].ID
+		m.rec.ForkedID = plan.chain[len(plan.chain)-1].ID
 	}
 	m.d.track(m)
 	err = m.d.limits.apply(spec, pid)
