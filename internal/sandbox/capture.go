@@ -339,13 +339,23 @@ func (b *builder) call(ctx context.Context, timeout time.Duration, fn func(conte
 	if err == nil {
 		return nil
 	}
+	patience := time.Duration(0)
+	if errors.Is(err, errdefs.ErrUnavailable) || errors.Is(err, errdefs.ErrGuest) {
+		patience = endPatience
+	}
+	wait, stop := context.WithTimeout(context.Background(), patience)
+	defer stop()
 	select {
 	case <-b.machine.Done():
 		return errdefs.New(errdefs.ErrGuest, "the machine ended: %s", b.machine.Reason())
-	default:
+	case <-wait.Done():
 		return err
 	}
 }
+
+// endPatience is how long after its connection a machine that has died may take
+// to be known as dead.
+const endPatience = 2 * time.Second
 
 // console returns the last lines of the guest's console for an error text.
 func (b *builder) console() string {

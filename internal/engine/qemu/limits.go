@@ -18,6 +18,8 @@ type limiter struct {
 
 // Defaults of engine.Limits. QEMU with TCG needs about 200 MiB beside the guest's
 // memory for translated code and buffers, and a thread per CPU and disk request.
+// The guest's memory counts twice: the first write to a page that is a hole in the
+// memory image fills the hole too, and both are charged to who writes.
 const (
 	extraMemoryMiB = 256
 	defaultPIDs    = 128
@@ -58,7 +60,7 @@ func (l limiter) apply(spec engine.Spec, pid int) error {
 		return nil
 	}
 	limits := cgroup.Limits{
-		MemoryBytes: int64(spec.Shape.MemoryMiB+extraMemoryMiB) << 20,
+		MemoryBytes: int64(2*spec.Shape.MemoryMiB+extraMemoryMiB) << 20,
 		PIDs:        defaultPIDs,
 	}
 	if spec.Limits.MemoryMiB > 0 {
