@@ -112,10 +112,25 @@ func (s *Service) withAgent(ctx context.Context, ref string, fn func(Agent) erro
 	if err == nil {
 		return nil
 	}
+	if endedMeanwhile(ctx, e, err) {
+		return errdefs.New(errdefs.ErrGuest, "sandbox %s ended meanwhile: %s", info.ID, e.machine.Reason())
+	}
+	return fmt.Errorf("sandbox %s: %w", info.ID, err)
+}
+
+// endedMeanwhile tells whether err comes from the end of the machine.
+func endedMeanwhile(ctx context.Context, e *entry, err error) bool {
+	patience := time.Duration(0)
+	if class := errdefs.Class(err); class == errdefs.ErrGuest || class == errdefs.ErrUnavailable {
+		patience = endPatience
+	}
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
 	select {
 	case <-e.machine.Done():
-		return errdefs.New(errdefs.ErrGuest, "sandbox %s ended meanwhile: %s", info.ID, e.machine.Reason())
-	default:
-		return fmt.Errorf("sandbox %s: %w", info.ID, err)
+		return true
+	case <-timer.C:
+	case <-ctx.Done():
 	}
+	return !e.alive()
 }
