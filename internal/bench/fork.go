@@ -84,6 +84,9 @@ func Fork(ctx context.Context, cfg Config, o ForkOptions) (_ []ForkReport, err e
 	if err != nil {
 		return nil, err
 	}
+	if err := s.savePools(ctx); err != nil {
+		return nil, err
+	}
 	if wanted[BaselineColdBoot] {
 		if other.about.ColdBoot, err = s.coldBoot(ctx); err != nil {
 			return nil, err
@@ -132,6 +135,9 @@ func answers(reports []ForkReport) error {
 func (s *subject) runs(ctx context.Context, o ForkOptions, n int, other *opponents) ([]ForkRun, error) {
 	runs := make([]ForkRun, 0, o.Runs)
 	for i := range o.Runs {
+		if err := s.emptyPools(ctx); err != nil {
+			return nil, err
+		}
 		var base ForkRun
 		if err := other.run(ctx, s.cfg, n, &base); err != nil {
 			return nil, err
@@ -142,7 +148,7 @@ func (s *subject) runs(ctx context.Context, o ForkOptions, n int, other *opponen
 		}
 		s.cfg.step("run %d of %d: forking %d (pool: %s)", i+1, o.Runs, n, o.Pool)
 		r, err := s.forks(ctx, n)
-		if err = errors.Join(err, p.release(ctx)); err != nil {
+		if err != nil {
 			return nil, err
 		}
 		r.PoolPrepareMS, r.PoolPrepareCPUSPerFork = p.tookMS, p.cpuSPerFork

@@ -59,6 +59,7 @@ type subject struct {
 	mark      string // label of all that is made for this measurement
 	cold      ColdBoot
 	throwaway bool
+	pools     *forkd.Pool // what was set before, nil if it was not changed
 }
 
 // markLabel is the label of sandboxes made for a measurement.
@@ -200,7 +201,7 @@ func (s *subject) close(ctx context.Context) error {
 			left = append(left, sb.ID)
 		}
 	}
-	errs := []error{s.kill(ctx, left)}
+	errs := []error{s.kill(ctx, left), s.restorePools(ctx)}
 	snapshots, err := s.cfg.Client.Snapshots(ctx)
 	errs = append(errs, err)
 	for _, sn := range snapshots {

@@ -13,11 +13,12 @@ const maxPools = 4
 // keepPool keeps prepared processes for the snapshots used last.
 func (s *Service) keepPool(p *plan) {
 	pooler, ok := s.cfg.Engine.(engine.Pooler)
-	if !ok || s.cfg.PoolSize == 0 {
+	if !ok {
 		return
 	}
 	s.mu.Lock()
-	if s.closed {
+	size := s.blankSizeLocked(p.id)
+	if s.closed || size == 0 {
 		s.mu.Unlock()
 		return
 	}
@@ -32,8 +33,8 @@ func (s *Service) keepPool(p *plan) {
 		pooler.Prepare(q.chain, 0, nil)
 		s.discardPrepared(q.id)
 	}
-	if pooler.Pooled(p.id) < s.cfg.PoolSize {
-		pooler.Prepare(p.chain, s.cfg.PoolSize, func() (engine.Spec, error) { return s.preparedSpec(p) })
+	if pooler.Pooled(p.id) < size {
+		pooler.Prepare(p.chain, size, func() (engine.Spec, error) { return s.preparedSpec(p) })
 	}
 }
 
@@ -63,14 +64,25 @@ func (s *Service) claim(snapshotID string) (engine.Machine, *link) {
 	if !ok {
 		return nil, nil
 	}
-	blank := p.Claim(snapshotID)
-	if blank == nil {
-		return nil, nil
+	for blank := p.Claim(snapshotID); blank != nil; blank = p.Claim(snapshotID) {
+		if s.takePrepared(blank.ID()) {
+			return blank, nil
+		}
+		// It came up while its pool was ended, which took its directory.
+		if err := s.discard(blank.ID()); err != nil {
+			s.cfg.Log("%v", err)
+		}
 	}
+	return nil, nil
+}
+
+// takePrepared tells whether a prepared machine is whole, and hands it over.
+func (s *Service) takePrepared(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.prepared, blank.ID())
-	return blank, nil
+	_, whole := s.prepared[id]
+	delete(s.prepared, id)
+	return whole
 }
 
 // poolOf tells which pool c was claimed from.
@@ -88,6 +100,7 @@ func poolOf(c *child) PoolKind {
 func (s *Service) forgetPool(id string) {
 	s.mu.Lock()
 	s.pools = slices.DeleteFunc(s.pools, func(q *plan) bool { return q.id == id })
+	delete(s.blank, id)
 	s.mu.Unlock()
 	s.dropWarm(id)
 	s.cfg.Engine.Forget(id)

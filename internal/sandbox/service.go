@@ -90,6 +90,8 @@ type Service struct {
 	// +checklocks:mu
 	pools []*plan // snapshots with prepared processes, least recently used first
 	// +checklocks:mu
+	blank map[string]int // snapshot id -> size of its blank pool, where it is not the default
+	// +checklocks:mu
 	prepared map[string]string // machine id -> snapshot id, of what the engine's pool was given
 	// +checklocks:mu
 	building map[string]int // image id -> builds from it under way; -1: it is being removed
@@ -114,6 +116,7 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 		restores: semaphore.NewWeighted(int64(2 * runtime.NumCPU())),
 		entries:  map[string]*entry{},
 		names:    map[string]string{},
+		blank:    map[string]int{},
 		prepared: map[string]string{}, building: map[string]int{},
 	}
 	s.closing, s.stop = context.WithCancel(context.Background())

@@ -37,6 +37,8 @@ type WarmPool struct {
 	Want       int
 	Ready      int
 	Reason     string // why it is not being filled, or ""
+	Blank      int    // how many blank machines are kept once it is forked
+	BlankReady int
 }
 
 type warmMachine struct {
@@ -120,6 +122,7 @@ func (s *Service) WarmPools(ctx context.Context) ([]WarmPool, error) {
 		ids = append(ids, id)
 	}
 	s.warm.mu.Unlock()
+	ids = s.withBlank(ids)
 	slices.Sort(ids)
 	out := make([]WarmPool, 0, len(ids))
 	for _, id := range ids {
@@ -138,9 +141,10 @@ func (s *Service) warmPool(ctx context.Context, id string) (WarmPool, error) {
 		return WarmPool{}, err
 	}
 	s.endWarm(s.warm.prune())
+	out := WarmPool{SnapshotID: id, Tags: tags[id]}
+	out.Blank, out.BlankReady = s.blankPool(id)
 	s.warm.mu.Lock()
 	defer s.warm.mu.Unlock()
-	out := WarmPool{SnapshotID: id, Tags: tags[id]}
 	if t := s.warm.targets[id]; t != nil {
 		out.Want, out.Ready, out.Reason = t.want, len(t.ready), cmp.Or(t.reason, t.full)
 	}

@@ -12,7 +12,7 @@ import (
 	"forkd.dev/forkd/internal/errdefs"
 )
 
-// Pool is the warm pool of a snapshot, Stat the usage of one sandbox.
+// Pool is the pools of a snapshot, Stat the usage of one sandbox.
 type (
 	Pool = rest.Pool
 	Stat = rest.Stat
@@ -23,6 +23,16 @@ type (
 func (c *Client) SetPool(ctx context.Context, ref string, n int) (Pool, error) {
 	return fetch[Pool](ctx, c, http.MethodPut, path("v1", "snapshots", ref, "pool"), rest.SetPool{Warm: &n})
 }
+
+// SetBlankPool keeps n blank machines of a snapshot ready: restored, but never run,
+// so a fork that claims one skips only the restore. 0 ends them, [DefaultBlank]
+// gives the choice back to the daemon. It holds until the daemon ends.
+func (c *Client) SetBlankPool(ctx context.Context, ref string, n int) (Pool, error) {
+	return fetch[Pool](ctx, c, http.MethodPut, path("v1", "snapshots", ref, "pool"), rest.SetPool{Blank: &n})
+}
+
+// DefaultBlank as the size of a blank pool stands for the daemon's default.
+const DefaultBlank = -1
 
 // Pools lists the warm pools.
 func (c *Client) Pools(ctx context.Context) ([]Pool, error) {

@@ -15,6 +15,7 @@ import (
 // Operator is what an operator asks for.
 type Operator interface {
 	SetWarmPool(ctx context.Context, ref string, n int) (sandbox.WarmPool, error)
+	SetBlankPool(ctx context.Context, ref string, n int) (sandbox.WarmPool, error)
 	WarmPools(ctx context.Context) ([]sandbox.WarmPool, error)
 	Stats(ctx context.Context) ([]sandbox.Stat, error)
 	// Logs hands a log to write piece by piece and ends with the log, with ctx, or
@@ -31,10 +32,16 @@ func (s *server) setPool(w http.ResponseWriter, r *http.Request) error {
 	if err := decode(r, &req); err != nil {
 		return err
 	}
-	if req.Warm == nil {
+	if req.Warm == nil && req.Blank == nil {
 		return missing("warm")
 	}
-	p, err := s.svc.SetWarmPool(r.Context(), ref, *req.Warm)
+	var p sandbox.WarmPool
+	if req.Blank != nil {
+		p, err = s.svc.SetBlankPool(r.Context(), ref, *req.Blank)
+	}
+	if err == nil && req.Warm != nil {
+		p, err = s.svc.SetWarmPool(r.Context(), ref, *req.Warm)
+	}
 	if err != nil {
 		return err
 	}
@@ -52,7 +59,7 @@ func (s *server) listPools(w http.ResponseWriter, r *http.Request) error {
 }
 
 func poolOf(p sandbox.WarmPool) api.Pool {
-	return api.Pool{SnapshotID: p.SnapshotID, Tags: orNone(p.Tags), Warm: p.Want, Ready: p.Ready, Reason: p.Reason}
+	return api.Pool{SnapshotID: p.SnapshotID, Tags: orNone(p.Tags), Warm: p.Want, Ready: p.Ready, Reason: p.Reason, Blank: p.Blank, BlankReady: p.BlankReady}
 }
 
 func (s *server) listStats(w http.ResponseWriter, r *http.Request) error {

@@ -28,7 +28,15 @@ func TestPools(t *testing.T) {
 	if a := r.do("GET", "/v1/pools", ""); a.body != "[]\n" {
 		t.Errorf("pools are %s", a.body)
 	}
-	for body, status := range map[string]int{`{}`: 422, `{"warm":-1}`: 400, `{"warm":"x"}`: 422, `{"warm":501}`: 400} {
+	a = r.do("PUT", "/v1/snapshots/py-base/pool", `{"warm":2,"blank":3}`)
+	if got := into[api.Pool](t, a); a.status != 200 || got.Warm != 2 || got.Blank != 3 || got.BlankReady != 3 {
+		t.Errorf("both: %d %s", a.status, a.body)
+	}
+	a = r.do("PUT", "/v1/snapshots/py-base/pool", `{"blank":-1}`)
+	if got := into[api.Pool](t, a); a.status != 200 || got.Warm != 2 || got.Blank != 0 {
+		t.Errorf("what is absent stays: %d %s", a.status, a.body)
+	}
+	for body, status := range map[string]int{`{"blank":-2}`: 400, `{"blank":501}`: 400, `{}`: 422, `{"warm":-1}`: 400, `{"warm":"x"}`: 422, `{"warm":501}`: 400} {
 		if a := r.do("PUT", "/v1/snapshots/py-base/pool", body); a.status != status {
 			t.Errorf("%s: got %d %s, want %d", body, a.status, a.body, status)
 		}

@@ -21,13 +21,38 @@ func (s *Service) SetWarmPool(ctx context.Context, ref string, n int) (sandbox.W
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.setPoolLocked(sn, func(p *sandbox.WarmPool) { p.Want, p.Ready = n, n }), nil
+}
+
+// SetBlankPool implements rest.Operator: a pool is full at once.
+func (s *Service) SetBlankPool(ctx context.Context, ref string, n int) (sandbox.WarmPool, error) {
+	sn, err := s.Snapshot(ctx, ref)
+	if err != nil {
+		return sandbox.WarmPool{}, err
+	}
+	if n < sandbox.DefaultBlank || n > sandbox.MaxWarm {
+		return sandbox.WarmPool{}, errdefs.New(errdefs.ErrInvalid, "cannot keep %d blank machines", n)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.setPoolLocked(sn, func(p *sandbox.WarmPool) { p.Blank, p.BlankReady = max(n, 0), max(n, 0) }), nil
+}
+
+// setPoolLocked changes the pools of a snapshot; what is empty is not listed.
+func (s *Service) setPoolLocked(sn sandbox.Snapshot, change func(*sandbox.WarmPool)) sandbox.WarmPool {
 	s.changes++
-	p := sandbox.WarmPool{SnapshotID: sn.ID, Tags: sn.Tags, Want: n, Ready: n}
-	s.pools = slices.DeleteFunc(s.pools, func(q sandbox.WarmPool) bool { return q.SnapshotID == sn.ID })
-	if n > 0 {
+	p := sandbox.WarmPool{SnapshotID: sn.ID, Tags: sn.Tags}
+	s.pools = slices.DeleteFunc(s.pools, func(q sandbox.WarmPool) bool {
+		if q.SnapshotID == sn.ID {
+			p = q
+		}
+		return q.SnapshotID == sn.ID
+	})
+	change(&p)
+	if p.Want > 0 || p.Blank > 0 {
 		s.pools = append(s.pools, p)
 	}
-	return p, nil
+	return p
 }
 
 // WarmPools implements rest.Operator.
