@@ -155,6 +155,14 @@ type MemoryMeter interface {
 	OccupiedKiB() (int64, error)
 }
 
+// Compactor is implemented by drivers whose captures store differences.
+type Compactor interface {
+	// Compact writes the last state of chain (root first) into dir so that it needs
+	// no other state, and returns its artifacts. dir is empty or holds that state,
+	// which is replaced.
+	Compact(ctx context.Context, chain []State, dir string) ([]Artifact, error)
+}
+
 // Machine is one sandbox's machine. Methods may be called concurrently; Pause,
 // Resume, Capture and Kill are serialised by the machine itself.
 type Machine interface {

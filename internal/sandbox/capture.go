@@ -65,10 +65,8 @@ func (s *Service) checkCreate(ctx context.Context, req *CreateSnapshot) error {
 	if req.Image == "" && req.From == "" {
 		req.From = PyBase
 	}
-	for k, v := range req.Labels {
-		if err := ident.CheckLabel(k, v); err != nil {
-			return err
-		}
+	if err := checkLabels(req.Labels); err != nil {
+		return err
 	}
 	if err := buildnet.CheckAllow(req.AllowHosts); err != nil {
 		return err
@@ -411,7 +409,7 @@ func (b *builder) publish(ctx context.Context, staging *snapshot.Staging, pong a
 		return err
 	}
 	b.progress("writing", -1)
-	row := metadata.Snapshot{ID: b.id, Status: string(SnapshotWriting), CreatedAt: m.CreatedAt}
+	row := metadata.Snapshot{ID: b.id, Status: string(SnapshotBuilding), CreatedAt: m.CreatedAt}
 	if err := b.s.cfg.Journal.PutSnapshot(ctx, row); err != nil {
 		return err
 	}

@@ -100,6 +100,7 @@ func (s *Service) watch(e *entry) {
 	if e.release != nil {
 		e.release()
 	}
+	s.collect(info.SnapshotID)
 	if err := s.discard(info.ID); err != nil {
 		s.cfg.Log("%v", err)
 	}
@@ -152,7 +153,8 @@ func (s *Service) remove(ctx context.Context, e *entry) error {
 	if e.release != nil {
 		e.release()
 	}
-	id := e.snapshot().ID
+	id, snapshotID := e.snapshot().ID, e.snapshot().SnapshotID
+	defer s.collect(snapshotID)
 	if err := s.discard(id); err != nil {
 		return err
 	}

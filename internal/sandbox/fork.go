@@ -41,6 +41,7 @@ func (s *Service) Fork(ctx context.Context, f Fork, each func(ForkItem)) ([]Fork
 	if err != nil {
 		return nil, err
 	}
+	defer s.collect(plan.id)
 	defer plan.release()
 	room, err := s.admit(ctx, demand{what: "fork", n: f.N, wait: f.Wait, snapshot: f.poolable(plan.id)})
 	if err != nil {
@@ -55,8 +56,19 @@ func (s *Service) Fork(ctx context.Context, f Fork, each func(ForkItem)) ([]Fork
 	}
 	b.room = room
 	items := b.run(ctx, each)
-	s.keepPool(plan)
+	if plan.manifest.Labels[labelAnonymous] == "" {
+		s.keepPool(plan)
+	}
 	return b.settle(items, f.Partial)
+}
+
+func checkLabels(labels map[string]string) error {
+	for k, v := range labels {
+		if err := ident.CheckLabel(k, v); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (s *Service) checkFork(f Fork) error {
@@ -71,10 +83,8 @@ func (s *Service) checkFork(f Fork) error {
 			return fmt.Errorf("name of sandbox: %w", err)
 		}
 	}
-	for k, v := range f.Labels {
-		if err := ident.CheckLabel(k, v); err != nil {
-			return err
-		}
+	if err := checkLabels(f.Labels); err != nil {
+		return err
 	}
 	if err := checkEnv(f.Env); err != nil {
 		return err

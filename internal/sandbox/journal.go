@@ -26,7 +26,10 @@ func (s *Service) toRow(info Sandbox) (metadata.Sandbox, error) {
 		CreatedAt: info.CreatedAt, EndedAt: info.EndedAt, MemoryLimitMiB: info.MemoryLimitMiB,
 		CPULimitPercent: info.CPULimitPercent, PIDsLimit: info.PIDsLimit,
 		BranchCount: info.BranchCount, Batch: info.Labels[labelBatch], Session: s.cfg.Session,
-		HoldsSecrets: info.HoldsSecrets,
+		HoldsSecrets: info.HoldsSecrets, VerdictOwed: info.owed,
+	}
+	if info.State == Capturing {
+		row.State = string(Running) // as which a restarted daemon takes it over
 	}
 	var err error
 	if info.Receipt != nil {
@@ -49,7 +52,7 @@ func fromRow(row metadata.Sandbox) Sandbox {
 		Engine: row.Engine, Isolation: row.Isolation, Shape: row.Shape, Labels: row.Labels,
 		CreatedAt: row.CreatedAt, EndedAt: row.EndedAt, MemoryLimitMiB: row.MemoryLimitMiB,
 		CPULimitPercent: row.CPULimitPercent, PIDsLimit: row.PIDsLimit,
-		BranchCount: row.BranchCount, HoldsSecrets: row.HoldsSecrets,
+		BranchCount: row.BranchCount, HoldsSecrets: row.HoldsSecrets, owed: row.VerdictOwed,
 	}
 	var receipt agentwire.Receipt
 	if len(row.Receipt) > 0 && json.Unmarshal(row.Receipt, &receipt) == nil {

@@ -52,6 +52,11 @@ func (s *Service) plan(ctx context.Context, f Fork) (*plan, error) {
 		id, err = s.ensureBuiltin(ctx, f.Snapshot, f.Progress)
 		tag = f.Snapshot
 	}
+	if errors.Is(err, errdefs.ErrNotFound) {
+		if e, sbErr := s.resolve(f.Snapshot); sbErr == nil {
+			id, err = s.branchForFork(ctx, e)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -70,6 +75,11 @@ func (s *Service) plan(ctx context.Context, f Fork) (*plan, error) {
 // planOf reads what is needed to restore snapshot id.
 func (s *Service) planOf(ctx context.Context, id string) (*plan, error) {
 	release, err := s.cfg.Store.Lease(id, "plan")
+	if errors.Is(err, errdefs.ErrNotFound) {
+		if row, rowErr := s.cfg.Journal.GetSnapshot(ctx, id); rowErr == nil && row.Status != string(SnapshotReady) {
+			return nil, notReady(id, SnapshotStatus(row.Status), row.Reason)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -81,13 +91,20 @@ func (s *Service) planOf(ctx context.Context, id string) (*plan, error) {
 	return p, nil
 }
 
+func notReady(id string, status SnapshotStatus, reason string) error {
+	if reason != "" {
+		reason = ": " + reason
+	}
+	return errdefs.WithHint(errdefs.New(errdefs.ErrNotReady, "snapshot %s is %s%s", id, status, reason),
+		"look at it with: forkd snapshot info %s", id)
+}
+
 func (s *Service) fillPlan(ctx context.Context, p *plan) (err error) {
 	if p.manifest, err = s.cfg.Store.Get(p.id); err != nil {
 		return err
 	}
 	if status, reason := s.status(ctx, p.manifest); status != SnapshotReady {
-		return errdefs.WithHint(errdefs.New(errdefs.ErrNotReady, "snapshot %s is %s: %s", p.id, status, reason),
-			"look at it with: forkd snapshot info %s", p.id)
+		return notReady(p.id, status, reason)
 	}
 	if p.chain, err = s.cfg.Store.States(p.id); err != nil {
 		return err

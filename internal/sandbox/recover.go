@@ -38,6 +38,7 @@ func (s *Service) recover(ctx context.Context) error {
 	if err := s.recoverSnapshots(ctx); err != nil {
 		return err
 	}
+	s.collectAll()
 	return s.recoverLogs(ctx)
 }
 
@@ -94,7 +95,28 @@ func (s *Service) recoverRow(ctx context.Context, row metadata.Sandbox) error {
 	e.release = s.leaseFor(info.SnapshotID, info.ID)
 	s.register(e)
 	s.cfg.Log("adopted sandbox %s (process %d)", info.ID, info.PID)
+	s.group.Go(func() { s.goOn(e) })
 	return nil
+}
+
+// goOn lets an adopted sandbox run again that a capture had stopped or frozen when
+// the daemon ended.
+func (s *Service) goOn(e *entry) {
+	ctx, cancel := context.WithTimeout(s.ctx, helloTimeout)
+	defer cancel()
+	err := e.machine.Resume(ctx)
+	if err == nil && e.snapshot().owed == verdictSource {
+		err = e.link.call(ctx, func(a Agent) error { return a.VerdictSource(ctx) })
+		if errors.Is(err, errdefs.ErrConflict) {
+			err = nil // it was not frozen yet, or not any more
+		}
+		if err == nil {
+			err = s.journal(ctx, e.update(func(sb *Sandbox) { sb.owed = "" }))
+		}
+	}
+	if err != nil && s.ctx.Err() == nil {
+		s.cfg.Log("let sandbox %s go on: %v", e.snapshot().ID, err)
+	}
 }
 
 // reapUnknown ends processes and removes directories that belong to no living

@@ -72,6 +72,11 @@ func (s *Service) Snapshots(ctx context.Context) ([]Snapshot, error) {
 	for id, why := range s.cfg.Store.Broken() {
 		out = append(out, broken(id, why, tags[id]))
 	}
+	unpublished, err := s.unpublished(ctx, tags)
+	if err != nil {
+		return nil, err
+	}
+	out = append(out, unpublished...)
 	slices.SortFunc(out, func(a, b Snapshot) int {
 		if c := a.CreatedAt.Compare(b.CreatedAt); c != 0 {
 			return c
@@ -93,12 +98,39 @@ func (s *Service) Snapshot(ctx context.Context, ref string) (Snapshot, error) {
 	}
 	m, err := s.cfg.Store.Get(id)
 	if errors.Is(err, errdefs.ErrNotFound) {
-		return Snapshot{}, err
+		row, rowErr := s.cfg.Journal.GetSnapshot(ctx, id)
+		if rowErr != nil || row.Status == string(SnapshotReady) {
+			return Snapshot{}, err // it is being deleted
+		}
+		return fromSnapshotRow(row, tags[id]), nil
 	}
 	if err != nil {
 		return broken(id, err, tags[id]), nil
 	}
 	return s.describe(ctx, m, tags[id]), nil
+}
+
+// unpublished lists the snapshots that have no files yet, or never got any: live
+// captures that are being written, and those that failed.
+func (s *Service) unpublished(ctx context.Context, tags map[string][]string) ([]Snapshot, error) {
+	rows, err := s.cfg.Journal.ListSnapshots(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var out []Snapshot
+	for _, row := range rows {
+		if row.Status != string(SnapshotWriting) && row.Status != string(SnapshotFailed) {
+			continue
+		}
+		if _, err := s.cfg.Store.Get(row.ID); errors.Is(err, errdefs.ErrNotFound) {
+			out = append(out, fromSnapshotRow(row, tags[row.ID]))
+		}
+	}
+	return out, nil
+}
+
+func fromSnapshotRow(row metadata.Snapshot, tags []string) Snapshot {
+	return Snapshot{ID: row.ID, Tags: tags, Status: SnapshotStatus(row.Status), Reason: row.Reason, CreatedAt: row.CreatedAt}
 }
 
 // broken describes a snapshot whose manifest cannot be used.
@@ -247,11 +279,37 @@ func (s *Service) recoverSnapshots(ctx context.Context) error {
 			}
 			continue
 		}
+		if row.Status == string(SnapshotFailed) {
+			continue // its reason stays until somebody deletes it
+		}
+		if row.Status == string(SnapshotWriting) {
+			if err := s.failWriting(ctx, row); err != nil {
+				return err
+			}
+			continue
+		}
 		s.cfg.Log("removing snapshot %s, left %s", row.ID, row.Status)
 		if err := s.removeSnapshot(ctx, row.ID); err != nil {
 			return err
 		}
 	}
+	return s.recordFound(ctx, listed)
+}
+
+// failWriting marks a live capture that the daemon did not finish: whoever asked for
+// it and did not wait finds it with the reason.
+func (s *Service) failWriting(ctx context.Context, row metadata.Snapshot) error {
+	s.cfg.Log("snapshot %s was not finished", row.ID)
+	s.cfg.Engine.Forget(row.ID)
+	if err := s.cfg.Store.Remove(ctx, row.ID); err != nil && !errors.Is(err, errdefs.ErrNotFound) {
+		return err
+	}
+	row.Status, row.Reason = string(SnapshotFailed), "the daemon ended while it was being written"
+	return s.cfg.Journal.PutSnapshot(ctx, row)
+}
+
+// recordFound makes rows for snapshots that the journal does not list.
+func (s *Service) recordFound(ctx context.Context, listed map[string]bool) error {
 	// Copied here by hand, or from a lost journal: its files say what it is.
 	found := map[string]time.Time{}
 	for id := range s.cfg.Store.Broken() {

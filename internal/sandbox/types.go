@@ -44,6 +44,8 @@ type Sandbox struct {
 	HoldsSecrets    bool
 	Receipt         *agentwire.Receipt
 	Timing          Timing
+
+	owed string // the verdict its guest waits for, frozen by a capture; or ""
 }
 
 // PoolKind says how far a claimed machine had been prepared.

@@ -164,7 +164,8 @@ func buildResident(ctx context.Context, chain []engine.State, memoryMiB int) (*o
 	return f, nil
 }
 
-// openLayers opens the memory layer of each state of chain.
+// openLayers opens the memory layer of each state of chain. memoryBytes is the size
+// they must be for; 0 takes any.
 func openLayers(chain []engine.State, memoryBytes int64) (layerChain, error) {
 	var layers layerChain
 	for _, s := range chain {
@@ -196,7 +197,7 @@ func (c *layerChain) open(s engine.State, memoryBytes int64) error {
 	if err != nil {
 		return err
 	}
-	if got := r.Header().LogicalBytes(); got != memoryBytes {
+	if got := r.Header().LogicalBytes(); memoryBytes != 0 && got != memoryBytes {
 		return errdefs.New(errdefs.ErrCorrupt, "it is for %d bytes, the machine has %d", got, memoryBytes)
 	}
 	c.readers = append(c.readers, r)

@@ -1,0 +1,432 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"forkd.dev/forkd/internal/agentwire"
+	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/errdefs"
+	"forkd.dev/forkd/internal/ident"
+	"forkd.dev/forkd/internal/store/metadata"
+	"forkd.dev/forkd/internal/store/snapshot"
+)
+
+// Mode says how a running sandbox is captured.
+type Mode string
+
+// The modes of a branch. All of them stop the guest only while its state is
+// copied; what is stored is written after it goes on.
+const (
+	ModeLive Mode = "live" // only what differs from the parent, written in the background
+	ModeDiff Mode = "diff" // the same, by the name other systems give it
+	ModeFull Mode = "full" // complete: the snapshot has no parent
+)
+
+// Labels of snapshots of running sandboxes.
+const (
+	labelBranchedFrom = "forkd.branched-from" // sandbox id
+	labelCheckpointOf = "forkd.checkpoint-of" // sandbox id
+	labelText         = "forkd.label"         // what the user calls a checkpoint
+	labelAnonymous    = "forkd.anonymous"     // it goes with its last user
+)
+
+// Branch asks for a snapshot of a running sandbox, which goes on.
+type Branch struct {
+	Tag     string // "" makes one up
+	Replace bool
+	Labels  map[string]string
+	Mode    Mode // "" takes the best the engine has
+	// NoWait returns as soon as the sandbox runs again; the snapshot is "writing"
+	// until it is ready or failed.
+	NoWait bool
+	// NoFreeze leaves user processes running around the capture. They then run in a
+	// fork until it has its identity, which its receipt says.
+	NoFreeze bool
+	// Sync writes the guest's file systems out before the capture.
+	Sync bool
+}
+
+// Branched is the outcome of a capture of a running sandbox.
+type Branched struct {
+	Snapshot    Snapshot
+	SourceID    string
+	Pause       time.Duration // the machine was stopped
+	Stall       time.Duration // user processes were frozen or the machine stopped
+	CopiedBytes int64
+	LayerBytes  int64
+}
+
+// Branch captures a running sandbox into a new snapshot.
+func (s *Service) Branch(ctx context.Context, ref string, b Branch) (Branched, error) {
+	e, err := s.resolve(ref)
+	if err != nil {
+		return Branched{}, err
+	}
+	if err := s.checkBranch(ctx, &b, e.snapshot().ID); err != nil {
+		return Branched{}, err
+	}
+	return s.captureRunning(ctx, e, taking{
+		id: ident.New(ident.Snapshot), tag: b.Tag, replace: b.Replace, labels: b.Labels, mode: b.Mode,
+		wait: !b.NoWait, freeze: !b.NoFreeze, sync: b.Sync, kind: labelBranchedFrom,
+	})
+}
+
+func (s *Service) checkBranch(ctx context.Context, b *Branch, sandboxID string) error {
+	switch b.Mode {
+	case "":
+		b.Mode = ModeLive
+	case ModeLive, ModeDiff, ModeFull:
+	default:
+		return errdefs.New(errdefs.ErrInvalid, "mode %.40q is not full, diff or live", b.Mode)
+	}
+	if err := checkLabels(b.Labels); err != nil {
+		return err
+	}
+	if b.Tag == "" {
+		b.Tag = "branch-" + sandboxID[:10] + "-" + strconv.FormatInt(time.Now().UnixMicro(), 36)
+	}
+	return s.checkNewTag(ctx, b.Tag, b.Replace)
+}
+
+// taking is one capture of a running sandbox under way.
+type taking struct {
+	id      string
+	tag     string // "" for none
+	replace bool
+	labels  map[string]string
+	mode    Mode
+	wait    bool
+	freeze  bool
+	sync    bool
+	kind    string // label that names the source
+
+	// Set on the way.
+	s       *Service
+	e       *entry
+	source  Sandbox
+	parent  *plan
+	staging *snapshot.Staging
+	pong    agentwire.Pong
+	result  engine.CaptureResult
+	stall   time.Duration
+}
+
+// captureRunning captures e. One capture or rollback runs for a sandbox at a time;
+// exec and eval go on, but for the stall.
+func (s *Service) captureRunning(ctx context.Context, e *entry, t taking) (Branched, error) {
+	t.s, t.e = s, e
+	ctx, done, err := s.begin(ctx)
+	if err != nil {
+		return Branched{}, err
+	}
+	if err := e.enter(Capturing); err != nil {
+		done()
+		return Branched{}, err
+	}
+	t.source = e.snapshot()
+	end := func() {
+		e.leave(Capturing)
+		done()
+	}
+	if err := t.take(ctx); err != nil {
+		end()
+		return Branched{}, fmt.Errorf("capture sandbox %s: %w", t.source.ID, err)
+	}
+	if t.wait {
+		defer end()
+		// What is taken is kept, even if the caller does not wait for it.
+		if err := t.store(context.WithoutCancel(ctx)); err != nil {
+			return Branched{}, fmt.Errorf("store the capture of sandbox %s: %w", t.source.ID, err)
+		}
+		return t.outcome(ctx)
+	}
+	out, err := t.outcome(ctx)
+	s.group.Go(func() {
+		defer end()
+		if err := t.store(context.WithoutCancel(ctx)); err != nil {
+			s.cfg.Log("store the capture %s of sandbox %s: %v", t.id, t.source.ID, err)
+		}
+	})
+	return out, err
+}
+
+// enter puts a running sandbox into a state in which nothing else of its kind may
+// be done to it.
+func (e *entry) enter(state State) error {
+	var err error
+	e.update(func(sb *Sandbox) {
+		switch sb.State {
+		case Running:
+			sb.State = state
+		case Failed, Lost:
+			err = errdefs.New(errdefs.ErrConflict, "sandbox %s has ended: %s", sb.ID, sb.Reason)
+		default:
+			err = errdefs.New(errdefs.ErrConflict, "sandbox %s is %s: one capture or rollback at a time", sb.ID, sb.State)
+		}
+	})
+	return err
+}
+
+// leave ends what enter began, unless the sandbox ended meanwhile.
+func (e *entry) leave(state State) {
+	e.update(func(sb *Sandbox) {
+		if sb.State == state {
+			sb.State = Running
+		}
+	})
+}
+
+// take reserves the snapshot's row and tag, and captures. On error nothing is left
+// and the source goes on.
+func (t *taking) take(ctx context.Context) (err error) {
+	parent, err := t.s.planOf(ctx, t.e.machine.Parent())
+	if err != nil {
+		return err
+	}
+	defer parent.release()
+	t.parent = parent
+	row := metadata.Snapshot{ID: t.id, Status: string(SnapshotWriting), CreatedAt: time.Now()}
+	if err := t.s.cfg.Journal.PublishSnapshot(ctx, row, t.tag, tagPolicy(t.replace)); err != nil {
+		return err
+	}
+	if t.staging, err = t.s.cfg.Store.Stage(t.id); err == nil {
+		err = t.capture(ctx)
+	}
+	if err == nil {
+		return nil
+	}
+	return errors.Join(err, t.drop())
+}
+
+func tagPolicy(replace bool) metadata.TagPolicy {
+	if replace {
+		return metadata.MoveTag
+	}
+	return metadata.KeepTag
+}
+
+// drop removes what was begun of the snapshot.
+func (t *taking) drop() error {
+	var err error
+	if t.staging != nil {
+		err = t.staging.Discard()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	return errors.Join(err, t.s.cfg.Journal.DeleteSnapshot(ctx, t.id))
+}
+
+// capture freezes, captures and thaws. The stall is what the host saw of it.
+func (t *taking) capture(ctx context.Context) error {
+	agent, err := t.e.link.get(ctx)
+	if err != nil {
+		return err
+	}
+	if t.pong, err = agent.Ping(ctx); err != nil {
+		return err
+	}
+	if t.sync {
+		// Most of it is written while the guest runs; the second time is short.
+		sync := agentwire.ExecRequest{Argv: []string{"/bin/sync"}, Timeout: time.Minute}
+		if _, err := agent.Exec(ctx, sync); err != nil && !errors.Is(err, errdefs.ErrNotFound) {
+			return fmt.Errorf("write file systems out: %w", err)
+		}
+	}
+	began := time.Now()
+	if t.freeze {
+		if err := t.frozen(ctx, agent); err != nil {
+			return err
+		}
+	}
+	t.result, err = t.e.machine.Capture(ctx, engine.CaptureSpec{Dir: t.staging.Dir(), Parent: t.parent.chain, After: engine.AfterResume})
+	if t.freeze {
+		err = errors.Join(err, t.thawed(agent))
+		t.stall = time.Since(began)
+	} else {
+		t.stall = t.result.Pause
+	}
+	return err
+}
+
+// frozen has the agent freeze user processes, after the journal knows that it will
+// wait for a verdict.
+func (t *taking) frozen(ctx context.Context, agent Agent) error {
+	if err := t.owe(ctx, verdictSource); err != nil {
+		return err
+	}
+	err := agent.Prepare(ctx, agentwire.Prepare{Sync: t.sync})
+	if err == nil {
+		err = agent.Commit(ctx)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("freeze the guest: %w", err), t.thawed(agent))
+	}
+	return nil
+}
+
+// thawed tells the source that it is the source.
+func (t *taking) thawed(agent Agent) error {
+	ctx, cancel := context.WithTimeout(context.Background(), callSlack)
+	defer cancel()
+	if err := agent.VerdictSource(ctx); err != nil {
+		return fmt.Errorf("thaw the source: %w", err)
+	}
+	return t.owe(ctx, "")
+}
+
+// verdictSource is what a journal row owes while its guest is frozen by a capture.
+const verdictSource = "source"
+
+func (t *taking) owe(ctx context.Context, verdict string) error {
+	return t.s.journal(ctx, t.e.update(func(sb *Sandbox) { sb.owed = verdict }))
+}
+
+// store publishes what was captured and proves that it restores.
+func (t *taking) store(ctx context.Context) error {
+	err := t.publish(ctx)
+	if err == nil {
+		return nil
+	}
+	if t.wait {
+		return errors.Join(err, t.drop())
+	}
+	row := metadata.Snapshot{ID: t.id, Status: string(SnapshotFailed), Reason: err.Error(), CreatedAt: time.Now()}
+	return errors.Join(err, t.staging.Discard(), t.s.cfg.Journal.PutSnapshot(ctx, row))
+}
+
+func (t *taking) publish(ctx context.Context) error {
+	m, err := t.manifest(ctx)
+	if err != nil {
+		return err
+	}
+	if t.mode == ModeFull {
+		if err := t.flatten(ctx, &m); err != nil {
+			return err
+		}
+	}
+	if _, err := t.staging.Publish(ctx, m); err != nil {
+		return err
+	}
+	if err := t.e.machine.Stored(ctx, t.id); err != nil && t.e.alive() {
+		return err
+	}
+	if err := t.s.tryRestore(ctx, t.id, m.Shape, t.parent.root); err != nil {
+		err = fmt.Errorf("the snapshot does not restore: %w", err)
+		t.s.cfg.Engine.Forget(t.id)
+		return errors.Join(err, t.s.cfg.Store.Remove(ctx, t.id))
+	}
+	t.count(ctx)
+	row := metadata.Snapshot{ID: t.id, Status: string(SnapshotReady), CreatedAt: m.CreatedAt}
+	return t.s.cfg.Journal.PublishSnapshot(ctx, row, "", metadata.KeepTag)
+}
+
+// count notes the branch in the source, if that still lives.
+func (t *taking) count(ctx context.Context) {
+	if t.kind != labelBranchedFrom || !t.e.alive() {
+		return
+	}
+	info := t.e.update(func(sb *Sandbox) { sb.BranchCount++ })
+	if err := t.s.journal(ctx, info); err != nil {
+		t.s.cfg.Log("count a branch of %s: %v", info.ID, err)
+	}
+}
+
+func (t *taking) manifest(context.Context) (snapshot.Manifest, error) {
+	labels := map[string]string{t.kind: t.source.ID}
+	for k, v := range t.labels {
+		labels[k] = v
+	}
+	compat, err := t.s.cfg.Engine.Compat(t.parent.root)
+	if err != nil {
+		return snapshot.Manifest{}, err
+	}
+	m := snapshot.Manifest{
+		ID: t.id, ParentID: t.parent.id, CreatedAt: time.Now().UTC(),
+		Image: t.parent.manifest.Image, Compat: compat, Isolation: t.parent.manifest.Isolation,
+		Shape: t.parent.manifest.Shape, Labels: labels,
+		Recipe: snapshot.Recipe{From: t.source.ID},
+		Agent: snapshot.Agent{
+			Protocol: t.pong.ProtocolVersion, WarmLanguages: t.pong.Runners,
+			RunnerQuiet: t.freeze && t.pong.Threads == 0 && t.pong.Children == 0,
+		},
+		HoldsSecrets: t.source.HoldsSecrets || t.parent.manifest.HoldsSecrets,
+		Disk:         snapshot.DiskJournal,
+		PauseMs:      float64(t.result.Pause.Microseconds()) / 1000,
+	}
+	if t.sync {
+		m.Disk = snapshot.DiskSynced
+	}
+	for _, a := range t.result.Artifacts {
+		m.Artifacts = append(m.Artifacts, snapshot.Artifact{Artifact: a})
+	}
+	return m, nil
+}
+
+// flatten makes the captured state complete, so that it needs no parent.
+func (t *taking) flatten(ctx context.Context, m *snapshot.Manifest) error {
+	c, ok := t.s.cfg.Engine.(engine.Compactor)
+	if !ok {
+		return errdefs.New(errdefs.ErrUnsupported, "engine %s cannot make a full snapshot of a running sandbox", t.s.cfg.Engine.Name())
+	}
+	chain := append(t.parent.chain[:len(t.parent.chain):len(t.parent.chain)],
+		engine.State{ID: t.id, Dir: t.staging.Dir(), Artifacts: t.result.Artifacts})
+	artifacts, err := c.Compact(ctx, chain, t.staging.Dir())
+	if err != nil {
+		return err
+	}
+	m.ParentID, m.Artifacts = "", nil
+	for _, a := range artifacts {
+		m.Artifacts = append(m.Artifacts, snapshot.Artifact{Artifact: a})
+	}
+	return nil
+}
+
+// outcome describes the snapshot as it is now.
+func (t *taking) outcome(ctx context.Context) (Branched, error) {
+	out := Branched{
+		SourceID: t.source.ID, Pause: t.result.Pause, Stall: t.stall,
+		CopiedBytes: t.result.CopiedBytes, LayerBytes: t.result.LayerBytes,
+	}
+	var err error
+	out.Snapshot, err = t.s.Snapshot(context.WithoutCancel(ctx), t.id)
+	return out, err
+}
+
+// branchForFork captures a running sandbox for one fork call. The snapshot has no
+// tag and goes with its last user.
+func (s *Service) branchForFork(ctx context.Context, e *entry) (string, error) {
+	b, err := s.captureRunning(ctx, e, taking{
+		id: ident.New(ident.Snapshot), mode: ModeLive, wait: true, freeze: true, kind: labelBranchedFrom,
+		labels: map[string]string{labelAnonymous: "true"},
+	})
+	return b.Snapshot.ID, err
+}
+
+// collect deletes an anonymous snapshot that nobody uses any more.
+func (s *Service) collect(id string) {
+	m, err := s.cfg.Store.Get(id)
+	if err != nil || m.Labels[labelAnonymous] == "" {
+		return
+	}
+	if len(s.cfg.Store.Holders(id)) > 0 || len(s.cfg.Store.Dependents(id)) > 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	if err := s.removeSnapshot(ctx, id); err != nil && !errors.Is(err, errdefs.ErrConflict) {
+		s.cfg.Log("collect snapshot %s: %v", id, err)
+		return
+	}
+	s.collect(m.ParentID) // which may have waited for this one
+}
+
+// collectAll deletes the anonymous snapshots that a crash left without users.
+func (s *Service) collectAll() {
+	for _, m := range s.cfg.Store.List() {
+		s.collect(m.ID)
+	}
+}
