@@ -57,18 +57,26 @@ func (w *worker) close() {
 	<-w.done
 }
 
-// settleHeap collects what is no longer used and takes objects of every small size,
-// so that a fork finds memory that was written before: each first write to a page
-// costs it the kernel's whole path of a page fault.
+// settleHeap leaves the heap so that a fork finds memory that was written before:
+// each first write to a page costs it the kernel's whole path of a page fault.
 func settleHeap() {
+	takeSmall(64)
 	runtime.GC()
+	takeSmall(1)
+}
+
+// takeSmall takes n objects of about every size there is, with and without
+// pointers, and writes to them.
+func takeSmall(n int) {
 	var bytes [][]byte
 	var pointers [][]*byte
-	const perSize = 8
-	for size := 8; size <= 2<<10; size += max(8, size/8&^7) {
-		for range perSize {
-			bytes = append(bytes, make([]byte, size))
-			pointers = append(pointers, make([]*byte, size/8))
+	for size := 8; size <= 16<<10; size += max(8, size/8&^7) {
+		for range min(n, 1+64<<10/size) {
+			b, p := make([]byte, size), make([]*byte, size/8)
+			for i := 0; i < size; i += 256 {
+				b[i], p[i/8] = 1, &b[0]
+			}
+			bytes, pointers = append(bytes, b), append(pointers, p)
 		}
 	}
 	runtime.KeepAlive(bytes)

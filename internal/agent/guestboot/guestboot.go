@@ -79,9 +79,10 @@ const rootOptions = "noinit_itable,no_prefetch_block_bitmaps"
 // one of the settings has nothing to stop.
 func quietKernel() {
 	for name, value := range map[string]string{
-		"/proc/sys/vm/compaction_proactiveness": "0",   // else kcompactd wakes twice a second
-		"/proc/sys/vm/stat_interval":            "120", // seconds
-		"/proc/sys/kernel/sched_rt_runtime_us":  "-1",  // the agent is real-time and waits in poll
+		"/proc/sys/vm/compaction_proactiveness":  "0",   // else kcompactd wakes twice a second
+		"/proc/sys/vm/stat_interval":             "120", // seconds
+		"/proc/sys/vm/dirty_writeback_centisecs": "0",   // much that is dirty is written all the same
+		"/proc/sys/kernel/sched_rt_runtime_us":   "-1",  // the agent is real-time and waits in poll
 		// The host does what these would do for a disk; they are timers and bookkeeping.
 		"/sys/block/vda/queue/wbt_lat_usec": "0",
 		"/sys/block/vda/queue/scheduler":    "none",
