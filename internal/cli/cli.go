@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"forkd.dev/forkd/internal/config"
 	"forkd.dev/forkd/internal/errdefs"
 	forkd "forkd.dev/forkd/sdk/go"
 )
@@ -18,10 +19,10 @@ type app struct {
 	env Env
 
 	// Set by the global flags.
-	url   string
-	token string
 	json  bool
 	quiet bool
+
+	config *config.Config // set before a command runs
 
 	stops []func() error // private daemons to stop at the end
 	// started: parsing is over, so errors from here on are not of usage.
@@ -65,8 +66,9 @@ func (a *app) root() *cobra.Command {
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          cobra.NoArgs,
-		PersistentPreRun: func(*cobra.Command, []string) {
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			a.started = true
+			return a.loadConfig(cmd)
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -74,15 +76,12 @@ func (a *app) root() *cobra.Command {
 	root.SetOut(a.env.Stdout)
 	root.SetErr(a.env.Stderr)
 	f := root.PersistentFlags()
-	f.StringVar(&a.url, "url", "", "address of the daemon: http://HOST:PORT or unix:///PATH (default $FORKD_URL, else looked for)")
-	f.StringVar(&a.url, "daemon-url", "", "alias of --url")
-	f.StringVar(&a.token, "daemon-token", "", "bearer token; $FORKD_TOKEN keeps it out of the process list")
+	registerSettings(f, config.Client)
 	f.BoolVar(&a.json, "json", false, "print the result as JSON")
 	f.BoolVarP(&a.quiet, "quiet", "q", false, "print only ids, and no progress")
-	_ = f.MarkHidden("daemon-url") // these exist
-	_ = f.MarkHidden("daemon-token")
+	_ = f.MarkHidden("daemon-token") // it exists
 	root.AddCommand(
-		a.doctorCommand(), a.serveCommand(), a.cleanupCommand(), a.versionCommand(),
+		a.doctorCommand(), a.serveCommand(), a.cleanupCommand(), a.versionCommand(), a.configCommand(),
 		a.forkCommand(), a.lsCommand(), a.killCommand(), a.execCommand(), a.evalCommand(), a.pingCommand(),
 		a.runCommand(), a.demoCommand(), a.benchCommand(),
 		a.snapshotCommand(), a.imageCommand(),
@@ -95,7 +94,7 @@ func (a *app) root() *cobra.Command {
 
 // client returns a client of the daemon that is there.
 func (a *app) client() (*forkd.Client, error) {
-	return forkd.New(forkd.Options{BaseURL: a.url, Token: a.token, Getenv: a.env.Getenv})
+	return forkd.New(forkd.Options{BaseURL: a.config.Text("url"), Token: a.config.Text("token"), Getenv: a.env.Getenv})
 }
 
 // clientOrPrivate returns a client of the daemon that is there or, if none is and
@@ -106,7 +105,7 @@ func (a *app) clientOrPrivate(ctx context.Context) (*forkd.Client, error) {
 		return nil, err
 	}
 	err = c.Health(ctx)
-	asked := a.url != "" || a.env.Getenv("FORKD_URL") != ""
+	asked := a.config.Text("url") != ""
 	if err == nil || asked || !errors.Is(err, forkd.ErrNoDaemon) || a.env.StartPrivateDaemon == nil {
 		return c, err
 	}

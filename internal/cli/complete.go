@@ -46,6 +46,9 @@ func (a *app) complete(cmd *cobra.Command, used []string, typed string, sources 
 	}
 	ctx, cancel := context.WithTimeout(parent, completeTime)
 	defer cancel()
+	if err := a.loadConfig(cmd); err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
 	c, err := a.client()
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/mattn/go-isatty"
+
+	"forkd.dev/forkd/internal/config"
 )
 
 // Env is what the command line needs of its surroundings. Nil functions make the
@@ -19,6 +21,7 @@ type Env struct {
 	Version        string
 	Now            func() time.Time      // nil means time.Now
 	IsTerminal     func(stream any) bool // nil asks the kernel
+	SystemConfig   string                // path of the system's configuration; "" means none
 
 	// StartPrivateDaemon starts a daemon with a data directory of its own choice
 	// and returns its socket. The daemon must not die of this process's Ctrl-C;
@@ -37,6 +40,7 @@ type ServeOptions struct {
 	TokenFile    string
 	Prepare      []string // built-in snapshots to have ready
 	MaxSandboxes int
+	MemoryBudget config.Budget
 	Engine       string // "auto" or the name of one
 	AllowedHosts []string
 	LogLevel     slog.Level

@@ -3,10 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"runtime"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -48,61 +45,6 @@ func (a *app) doctorCommand() *cobra.Command {
 	}
 }
 
-func (a *app) serveCommand() *cobra.Command {
-	o := ServeOptions{DataDir: a.env.Getenv("FORKD_DATA_DIR"), TokenFile: a.env.Getenv("FORKD_TOKEN_FILE")}
-	var level string
-	cmd := &cobra.Command{
-		Use:   "serve",
-		Short: "Run the daemon",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if a.env.Serve == nil {
-				return absent("serve")
-			}
-			if err := a.serveEnv(cmd, &o); err != nil {
-				return err
-			}
-			if err := o.LogLevel.UnmarshalText([]byte(level)); err != nil {
-				return errdefs.New(errdefs.ErrInvalid, "--log-level %.40q is not debug, info, warn or error", level)
-			}
-			return a.env.Serve(cmd.Context(), o)
-		},
-	}
-	f := cmd.Flags()
-	f.StringArrayVar(&o.Bind, "bind", nil, "TCP address to listen on (repeatable; $FORKD_BIND; default 127.0.0.1:8889)")
-	f.StringArrayVar(&o.Bind, "listen", nil, "alias of --bind")
-	f.StringVar(&o.DataDir, "data-dir", o.DataDir, "where everything is kept ($FORKD_DATA_DIR; default /var/lib/forkd for root)")
-	f.StringVar(&o.TokenFile, "token-file", o.TokenFile, "file with the bearer token ($FORKD_TOKEN_FILE)")
-	f.StringSliceVar(&o.Prepare, "prepare", nil, "built-in snapshots to make ready, e.g. "+builtin)
-	f.IntVar(&o.MaxSandboxes, "max-sandboxes", 0, "limit of sandboxes at once ($FORKD_MAX_SANDBOXES; 0 is by memory alone)")
-	f.StringVar(&o.Engine, "engine", "auto", "what runs sandboxes: auto, qemu")
-	f.StringArrayVar(&o.AllowedHosts, "allow-host", nil, "further Host name to accept on loopback without a token (repeatable)")
-	f.StringVar(&level, "log-level", slog.LevelInfo.String(), "debug, info, warn or error")
-	return cmd
-}
-
-// serveEnv fills what no flag set from the environment.
-func (a *app) serveEnv(cmd *cobra.Command, o *ServeOptions) error {
-	// The two names share one list, and each starts it anew at its first use.
-	if cmd.Flags().Changed("bind") && cmd.Flags().Changed("listen") {
-		return errdefs.New(errdefs.ErrInvalid, "--bind and --listen are the same: use one of them")
-	}
-	if text := a.env.Getenv("FORKD_BIND"); text != "" && len(o.Bind) == 0 {
-		o.Bind = strings.Split(text, ",")
-	}
-	if text := a.env.Getenv("FORKD_MAX_SANDBOXES"); text != "" && !cmd.Flags().Changed("max-sandboxes") {
-		n, err := strconv.Atoi(text)
-		if err != nil {
-			return errdefs.New(errdefs.ErrInvalid, "FORKD_MAX_SANDBOXES=%.40q is not a number", text)
-		}
-		o.MaxSandboxes = n
-	}
-	if o.MaxSandboxes < 0 {
-		return errdefs.New(errdefs.ErrInvalid, "--max-sandboxes %d is negative", o.MaxSandboxes)
-	}
-	return nil
-}
-
 func (a *app) cleanupCommand() *cobra.Command {
 	var o CleanupOptions
 	cmd := &cobra.Command{
@@ -112,6 +54,9 @@ func (a *app) cleanupCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if a.env.Cleanup == nil {
 				return absent("cleanup")
+			}
+			if o.DataDir == "" {
+				o.DataDir = a.config.Text("data_dir")
 			}
 			found, err := a.env.Cleanup(cmd.Context(), o)
 			if err != nil {
@@ -133,7 +78,7 @@ func (a *app) cleanupCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVarP(&o.Apply, "yes", "y", false, "remove it")
-	cmd.Flags().StringVar(&o.DataDir, "data-dir", a.env.Getenv("FORKD_DATA_DIR"), "data directory of the daemon")
+	cmd.Flags().StringVar(&o.DataDir, "data-dir", "", "data directory of the daemon")
 	return cmd
 }
 

@@ -6,7 +6,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"reflect"
+	"slices"
+	"strings"
 	"testing"
 
 	"forkd.dev/forkd/internal/errdefs"
@@ -119,5 +123,60 @@ func TestFailedCleanUpIsTold(t *testing.T) {
 	}
 	if err := a.after(left, other); err != other || stderr.String() != "forkd: sandbox is left\n" {
 		t.Errorf("with another: %v, %q", err, stderr.String())
+	}
+}
+
+func TestConfigFiles(t *testing.T) {
+	r := newRig(t)
+	dir := t.TempDir()
+	system, home := filepath.Join(dir, "system.toml"), filepath.Join(dir, "home")
+	user := filepath.Join(home, ".config", "forkd", "config.toml")
+	if err := os.MkdirAll(filepath.Dir(user), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	write := func(path, text string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(system, "max_sandboxes = 5\nmemory_budget = \"50%\"\n")
+	write(user, "max_sandboxes = 6\nurl = \"unix://"+r.socket+"\"\ntoken = \"very-secret\"\n")
+	r.env = map[string]string{"HOME": home, "FORKD_BIND": "127.0.0.1:2"}
+	var seen ServeOptions
+	r.change = func(e *Env) {
+		e.SystemConfig = system
+		e.Serve = func(_ context.Context, o ServeOptions) error { seen = o; return nil }
+	}
+	if got := r.run("serve", "--log-level", "warn"); got.code != 0 || seen.MaxSandboxes != 6 || seen.MemoryBudget.Percent != 50 || seen.Bind[0] != "127.0.0.1:2" || seen.LogLevel != slog.LevelWarn {
+		t.Errorf("serve: %+v, %+v", got, seen)
+	}
+	if got := r.run("ls"); got.code != 0 {
+		t.Errorf("the address of the file is not used: %+v", got)
+	}
+	got := r.run("config", "show", "--max-sandboxes", "7")
+	text := strings.ReplaceAll(strings.ReplaceAll(strings.ReplaceAll(got.stdout, dir, "DIR"), r.socket, "SOCKET"), "unix://SOCKET", "URL")
+	for _, row := range [][]string{
+		{"url", "URL", "DIR/home/.config/forkd/config.toml"}, {"token", "(set)"}, {"bind", "127.0.0.1:2", "environment"}, {"max_sandboxes", "7", "flag"},
+		{"memory_budget", "50%", "DIR/system.toml"}, {"engine", "auto", "default"},
+	} {
+		found := false
+		for line := range strings.Lines(text) {
+			fields := strings.Fields(line)
+			found = found || len(fields) >= len(row) && slices.Equal(fields[:len(row)], row)
+		}
+		if !found {
+			t.Errorf("config show lacks %v:\n%s", row, text)
+		}
+	}
+	if strings.Contains(got.stdout, "very-secret") {
+		t.Error("the token is shown")
+	}
+	if got := r.run("config", "show", "--json"); got.code != 0 || !strings.Contains(got.stdout, `"origin": "environment"`) {
+		t.Errorf("JSON: %+v", got)
+	}
+	write(user, "max_sandboxs = 6\n")
+	if got := r.run("ls"); got.code != 2 || !strings.Contains(got.stderr, user) || !strings.Contains(got.stderr, `"max_sandboxs"`) {
+		t.Errorf("unknown key: %+v", got)
 	}
 }

@@ -72,6 +72,9 @@ func openParts(ctx context.Context, o Options, log *slog.Logger) (_ *parts, err 
 	if o.Private {
 		cfg.Session, cfg.PoolSize = fmt.Sprintf("private-%d", os.Getpid()), 0
 	}
+	if cfg.MemoryBudgetMiB, err = memoryBudget(o.MemoryBudget); err != nil {
+		return nil, err
+	}
 	p.service, err = sandbox.New(ctx, cfg)
 	return p, err
 }

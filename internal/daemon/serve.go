@@ -31,8 +31,10 @@ type Options struct {
 	// Private, if set, makes it a private daemon: it ends when Lifeline does.
 	Private  bool
 	Lifeline io.Reader
-	// Ready is called with the socket's path once requests are served.
-	Ready func(socket string)
+	// Ready is called with the socket's path once requests are served, Stopping when
+	// no more will be. Both may be nil.
+	Ready    func(socket string)
+	Stopping func()
 }
 
 // DefaultDataDir is /var/lib/forkd for root, else below XDG_DATA_HOME.
@@ -96,7 +98,7 @@ func (p *parts) serve(ctx context.Context, o Options, token string, log *slog.Lo
 	}
 	defer os.Remove(socket)
 	handler, err := rest.New(rest.Config{
-		Service: p.service, Token: token, AllowedHosts: o.AllowedHosts, Log: log, Version: o.Version,
+		Service: p.service, Token: token, AllowedHosts: o.AllowedHosts, Log: log, Version: o.Version, Closing: ctx,
 	})
 	if err != nil {
 		return err
@@ -122,6 +124,9 @@ func (p *parts) serve(ctx context.Context, o Options, token string, log *slog.Lo
 		log.Info("shutting down")
 	case failed = <-errs:
 		errs <- failed
+	}
+	if o.Stopping != nil {
+		o.Stopping()
 	}
 	cancelPrepare()
 	<-prepared

@@ -106,6 +106,9 @@ func (s *server) getLogs(w http.ResponseWriter, r *http.Request) error {
 	if req.Follow, err = flag(r, "follow"); err != nil {
 		return err
 	}
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	defer context.AfterFunc(s.closing, cancel)()
 	control := http.NewResponseController(w)
 	begun := false
 	begin := func() {
@@ -114,7 +117,7 @@ func (s *server) getLogs(w http.ResponseWriter, r *http.Request) error {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		w.WriteHeader(http.StatusOK)
 	}
-	err = s.svc.Logs(r.Context(), req, func(b []byte) error {
+	err = s.svc.Logs(ctx, req, func(b []byte) error {
 		if !begun {
 			begin()
 		}
@@ -126,6 +129,8 @@ func (s *server) getLogs(w http.ResponseWriter, r *http.Request) error {
 		return err
 	})
 	switch {
+	case s.closing.Err() != nil && !begun && errors.Is(err, context.Canceled):
+		return errdefs.New(errdefs.ErrUnavailable, "the daemon is shutting down")
 	case err == nil && !begun:
 		begin()
 	case err != nil && !begun:

@@ -22,6 +22,9 @@ type Config struct {
 	AllowedHosts []string
 	Log          *slog.Logger // nil discards
 	Version      string       // of this build
+	// Closing ends when the daemon is about to: requests that would go on without an
+	// end, such as a followed log, end then. Nil means never.
+	Closing context.Context
 	// Health says why the daemon cannot serve; nil means that it always can.
 	Health func(context.Context) error
 }
@@ -32,6 +35,7 @@ type server struct {
 	log     *slog.Logger
 	version string
 	health  func(context.Context) error
+	closing context.Context
 	replays *replays
 }
 
@@ -53,10 +57,13 @@ func New(c Config) (http.Handler, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
+	if c.Closing == nil {
+		c.Closing = context.Background()
+	}
 	if c.Health == nil {
 		c.Health = func(context.Context) error { return nil }
 	}
-	s := &server{svc: c.Service, access: newAccess(c), log: c.Log, version: c.Version, health: c.Health, replays: newReplays(time.Now)}
+	s := &server{svc: c.Service, access: newAccess(c), log: c.Log, version: c.Version, health: c.Health, closing: c.Closing, replays: newReplays(time.Now)}
 	return s.observe(s.guard(s.mux())), nil
 }
 
