@@ -136,12 +136,12 @@ func (a *Agent) prepareBuild(st *link.Stream) (*proxyEnd, error) {
 	if err := a.removeBuildFiles(); err != nil {
 		return nil, err
 	}
-	for _, dir := range []string{agentwire.BuildDir, agentwire.BuildCacheDir} {
+	for _, dir := range buildDirs() {
 		if err := os.MkdirAll(a.path(dir), 0o755); err != nil {
 			return nil, err
 		}
 	}
-	u := unpacker{dir: a.path(agentwire.BuildDir), limit: maxBuildSettings}
+	u := unpacker{dir: a.path("/"), only: buildDirs(), limit: maxBuildSettings}
 	if err := u.unpack(st); err != nil {
 		return nil, err
 	}
@@ -188,9 +188,11 @@ func (a *Agent) closeBuild(e *proxyEnd) error {
 	return err
 }
 
+func buildDirs() []string { return []string{agentwire.BuildDir, agentwire.BuildCacheDir} }
+
 func (a *Agent) removeBuildFiles() error {
 	var errs []error
-	for _, dir := range []string{agentwire.BuildDir, agentwire.BuildCacheDir} {
+	for _, dir := range buildDirs() {
 		if err := os.RemoveAll(a.path(dir)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, errdefs.New(errdefs.ErrInternal, "remove settings of the build: %w", err))
 		}

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"forkd.dev/forkd/internal/agentwire"
@@ -36,7 +37,8 @@ func (a *Agent) serveFiles(st *link.Stream) {
 // is the guest's own.
 type unpacker struct {
 	dir     string
-	limit   int64 // of all content
+	only    []string // directories below dir that take entries; none means all do
+	limit   int64    // of all content
 	entries int
 }
 
@@ -76,8 +78,17 @@ func (u *unpacker) place(name string) string {
 	return filepath.Join(u.dir, filepath.Clean("/"+name))
 }
 
+func (u *unpacker) takes(path string) bool {
+	return len(u.only) == 0 || slices.ContainsFunc(u.only, func(dir string) bool {
+		return strings.HasPrefix(path, u.place(dir)+"/")
+	})
+}
+
 func (u *unpacker) entry(h *tar.Header, content io.Reader) error {
 	path := u.place(h.Name)
+	if !u.takes(path) {
+		return errdefs.New(errdefs.ErrInvalid, "there is no place for it")
+	}
 	mode := os.FileMode(h.Mode).Perm()
 	if h.Typeflag == tar.TypeDir {
 		info, err := os.Stat(path)

@@ -14,10 +14,10 @@ const (
 	StreamHTTP = "http" // the agent's HTTP server
 	StreamTCP  = "tcp:" // + port: a port of the guest's loopback
 
-	// StreamBuild carries the network of a build. The host sends a tar archive that
-	// is unpacked into BuildDir and gets an answer with the address of the proxy:
-	// from then on programs can connect to it. The host's end of writing takes all
-	// of it away (proxy, connections, BuildDir, BuildCacheDir), which is answered too.
+	// StreamBuild carries the network of a build. The host sends a tar archive, all
+	// of it in BuildDir and BuildCacheDir, and gets an answer with the address of the
+	// proxy: from then on programs can connect to it. The host's end of writing takes
+	// all of it away (proxy, connections, both directories), which is answered too.
 	StreamBuild = "build"
 	// StreamBuildConn is accepted with the next connection that a program makes to
 	// the proxy, whose bytes it then carries.

@@ -32,13 +32,13 @@ func (r *refusal) Error() string { return r.why }
 // allow decides about t.
 func (n *Network) allow(t target) (rule, error) {
 	r, ok := find(n.rules, t)
-	if !ok {
-		return rule{}, &refusal{why: t.String() + " is not allowed in this build", hint: "allow it with --allow-host " + t.suggestion()}
-	}
 	if ip, err := netip.ParseAddr(t.host); err == nil {
 		if why := reachable(ip, r.registry, n.own); why != "" {
 			return rule{}, &refusal{why: t.String() + " is " + why}
 		}
+	}
+	if !ok {
+		return rule{}, &refusal{why: t.String() + " is not allowed in this build", hint: "allow it with --allow-host " + t.suggestion()}
 	}
 	return r, nil
 }

@@ -44,8 +44,11 @@ type Network struct {
 	resolver func(ctx context.Context, host string) ([]netip.Addr, error)
 	dialer   func(ctx context.Context, a netip.AddrPort) (net.Conn, error)
 	plain    *http.Transport // for requests that are not tunnels
+	handlers sync.WaitGroup
 
 	mu sync.Mutex
+	// +checklocks:mu
+	over bool // Serve has ended
 	// +checklocks:mu
 	total Totals
 	// +checklocks:mu

@@ -40,6 +40,10 @@ func (n *Network) Serve(ctx context.Context, accept func(context.Context) (net.C
 	stop()
 	_ = srv.Close()
 	l.wait()
+	n.mu.Lock()
+	n.over = true
+	n.mu.Unlock()
+	n.handlers.Wait()
 	n.plain.CloseIdleConnections()
 	if errors.Is(err, http.ErrServerClosed) || errors.Is(err, net.ErrClosed) {
 		return nil
@@ -134,6 +138,14 @@ func (c *trackedConn) CloseWrite() error {
 }
 
 func (n *Network) handle(w http.ResponseWriter, r *http.Request) {
+	n.mu.Lock()
+	if n.over {
+		n.mu.Unlock()
+		return
+	}
+	n.handlers.Add(1)
+	n.mu.Unlock()
+	defer n.handlers.Done()
 	switch {
 	case r.Method == http.MethodConnect:
 		n.connect(w, r)

@@ -31,7 +31,7 @@ type Source struct {
 type Settings struct {
 	registries []rule
 	env        map[string]string // of programs of the build
-	files      map[string][]byte // below agentwire.BuildDir
+	files      map[string][]byte // in agentwire.BuildDir
 	proxies    map[string]*url.URL
 	byEnv      hostProxy
 	notes      []string
@@ -170,14 +170,17 @@ func (n *Network) Env(proxy string) map[string]string {
 	return out
 }
 
-// Archive returns the files of a build as a tar archive, to be unpacked into
-// [agentwire.BuildDir].
+// Archive returns the files of a build as a tar archive of paths in the guest.
 func (n *Network) Archive() (io.Reader, error) {
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)
+	for _, dir := range []string{"apt/lists/partial", "apt/cache/archives/partial"} {
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: inCache(dir)[1:] + "/", Mode: 0o755}); err != nil {
+			return nil, fmt.Errorf("pack settings of the build: %w", err)
+		}
+	}
 	for name, data := range n.settings.files {
-		// Not private: apt reads them as an ordinary user.
-		h := &tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(data)), ModTime: time.Unix(0, 0)}
+		h := &tar.Header{Typeflag: tar.TypeReg, Name: inBuild(name)[1:], Mode: 0o644, Size: int64(len(data)), ModTime: time.Unix(0, 0)}
 		if err := w.WriteHeader(h); err != nil {
 			return nil, fmt.Errorf("pack settings of the build: %w", err)
 		}

@@ -110,7 +110,7 @@ func (d *detector) apt() {
 		`Acquire::https::CaInfo "` + inBuild(bundleName) + `";`,
 		// What lists and packages leave goes with the build.
 		`Dir::State::Lists "` + inCache("apt/lists") + `/";`, `Dir::Cache "` + inCache("apt/cache") + `/";`,
-		`APT::Install-Recommends "false";`, `Acquire::GzipIndexes "true";`, `Acquire::Languages "none";`,
+		`APT::Sandbox::User "root";`, `APT::Install-Recommends "false";`, `Acquire::GzipIndexes "true";`, `Acquire::Languages "none";`,
 	}
 	for _, path := range d.aptFiles() {
 		data, err := d.src.ReadFile(path)

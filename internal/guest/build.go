@@ -100,8 +100,8 @@ type Build struct {
 	s     net.Conn
 }
 
-// OpenBuild unpacks settings, a tar archive, into [agentwire.BuildDir] of the
-// guest and opens the proxy there. ErrUnsupported: the agent is too old.
+// OpenBuild unpacks settings, a tar archive of files in [agentwire.BuildDir] and
+// [agentwire.BuildCacheDir], in the guest and opens the proxy there. ErrUnsupported: the agent is too old.
 func OpenBuild(ctx context.Context, o Opener, settings io.Reader) (*Build, error) {
 	conn, err := openNew(ctx, o, agentwire.StreamBuild)
 	if err != nil {

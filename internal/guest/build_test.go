@@ -109,7 +109,7 @@ func TestBuildNetwork(t *testing.T) {
 	c := r.connect()
 	ctx := testContext(t)
 	settings := func() io.Reader {
-		return archive(t, tar.Header{Typeflag: tar.TypeReg, Name: "pip.conf", Linkname: "[global]\n"})
+		return archive(t, tar.Header{Typeflag: tar.TypeReg, Name: agentwire.BuildDir[1:] + "/pip.conf", Linkname: "[global]\n"})
 	}
 	b, err := OpenBuild(ctx, c, settings())
 	if err != nil {
@@ -120,6 +120,9 @@ func TestBuildNetwork(t *testing.T) {
 	}
 	if _, err := OpenBuild(ctx, c, settings()); !errors.Is(err, errdefs.ErrConflict) {
 		t.Errorf("second network: %v", err)
+	}
+	if _, err := OpenBuild(ctx, c, archive(t, tar.Header{Typeflag: tar.TypeReg, Name: "etc/passwd"})); !errors.Is(err, errdefs.ErrConflict) {
+		t.Errorf("third network: %v", err)
 	}
 	inside, err := net.Dial("tcp", b.Proxy)
 	if err != nil {
@@ -160,6 +163,9 @@ func TestBuildNetwork(t *testing.T) {
 		if _, err := os.Stat(filepath.Join(r.root, dir)); err == nil {
 			t.Errorf("%s is left", dir)
 		}
+	}
+	if _, err := OpenBuild(ctx, c, archive(t, tar.Header{Typeflag: tar.TypeReg, Name: "etc/passwd"})); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("a setting elsewhere: %v", err)
 	}
 	if b, err = OpenBuild(ctx, c, settings()); err != nil {
 		t.Fatalf("next build: %v", err)
