@@ -18,6 +18,7 @@ type snapshotFlags struct {
 	tag, image, from, warm string
 	exec                   []string
 	execTimeout            time.Duration
+	allowHosts             []string
 	shape                  shape
 	labels                 []string
 	replace                bool
@@ -62,7 +63,8 @@ func (a *app) snapshotCreateCommand(use string) *cobra.Command {
 	fl.StringVar(&f.from, "from", "", "snapshot to start from")
 	fl.StringVar(&f.warm, "warm", "", "code to run in the warm interpreter")
 	fl.StringArrayVar(&f.exec, "exec", nil, "shell command to run before the capture (repeatable, in order)")
-	fl.DurationVar(&f.execTimeout, "exec-timeout", 0, "limit of each command (default 10m)")
+	fl.DurationVar(&f.execTimeout, "exec-timeout", 0, "limit of each command (default 30m)")
+	fl.StringArrayVar(&f.allowHosts, "allow-host", nil, "HOST[:PORT] or *.SUFFIX that commands may connect to, besides this host's registries (repeatable)")
 	fl.StringArrayVarP(&f.labels, "label", "l", nil, "label KEY=VALUE (repeatable)")
 	fl.BoolVar(&f.replace, "replace", false, "move the tag if it is taken")
 	f.shape.register(cmd, "; fixed in the snapshot")
@@ -85,7 +87,7 @@ func (a *app) snapshotCreate(ctx context.Context, f snapshotFlags) error {
 	p.step("making snapshot "+f.tag, -1)
 	sn, err := c.CreateSnapshot(ctx, forkd.SnapshotRequest{
 		Tag: f.tag, Replace: f.replace, Image: f.image, From: f.from, Warm: f.warm, Exec: f.exec,
-		ExecTimeout: f.execTimeout.Seconds(), Labels: labels,
+		ExecTimeout: f.execTimeout.Seconds(), AllowHosts: f.allowHosts, Labels: labels,
 		CPUs: f.shape.cpus, MemoryMiB: int(f.shape.memory), DiskMiB: int(f.shape.disk),
 	}, p.step)
 	p.done()

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"forkd.dev/forkd/internal/buildnet"
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/engine/qemu"
 	"forkd.dev/forkd/internal/errdefs"
@@ -66,6 +67,7 @@ func openParts(ctx context.Context, o Options, log *slog.Logger) (_ *parts, err 
 		return nil, err
 	}
 	cfg := sandbox.Config{
+		BuildNet: registries,
 		Dir: dir("sandboxes"), LogDir: dir("logs"), Engine: p.engine, Images: p.images, Store: p.store, Journal: p.journal,
 		Connect: connect, MaxSandboxes: o.MaxSandboxes, PoolSize: poolSize, Log: logf,
 	}
@@ -126,6 +128,11 @@ func (p *parts) close(ctx context.Context) error {
 		errs = append(errs, p.journal.Close())
 	}
 	return errors.Join(errs...)
+}
+
+// registries reads how this host reaches package registries.
+func registries() buildnet.Settings {
+	return buildnet.Detect(buildnet.Source{Glob: filepath.Glob, AptSources: image.HostSources()})
 }
 
 // connect says hello to an agent.
