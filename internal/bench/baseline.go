@@ -175,6 +175,9 @@ func (o *opponents) run(ctx context.Context, cfg Config, n int, r *ForkRun) erro
 		}
 		cfg.step("running %d %s", n, b.name)
 		got, err := b.cmd.measure(ctx, n, o.want)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 		if err != nil {
 			return errdefs.WithHint(fmt.Errorf("measure %s: %w", b.name, err), "leave it out with --baselines")
 		}

@@ -58,6 +58,9 @@ func (s *subject) coldBoot(ctx context.Context) (ColdBoot, error) {
 		return ColdBoot{Skipped: "the daemon does not tell the snapshot's image"}, nil
 	}
 	cold, tag, err := s.boot(ctx, s.memoryMiB)
+	if ctx.Err() != nil {
+		return ColdBoot{}, err
+	}
 	if err != nil {
 		return ColdBoot{}, errdefs.WithHint(err, "leave the cold boot out with --baselines process,runc")
 	}
