@@ -81,7 +81,7 @@ func (a *app) root() *cobra.Command {
 	f.BoolVarP(&a.quiet, "quiet", "q", false, "print only ids, and no progress")
 	_ = f.MarkHidden("daemon-token") // it exists
 	root.AddCommand(
-		a.doctorCommand(), a.serveCommand(), a.cleanupCommand(), a.versionCommand(), a.configCommand(),
+		a.doctorCommand(), a.serveCommand(), a.cleanupCommand(), a.versionCommand(), a.configCommand(), a.serviceCommand(),
 		a.forkCommand(), a.lsCommand(), a.killCommand(), a.execCommand(), a.evalCommand(), a.pingCommand(),
 		a.runCommand(), a.demoCommand(), a.benchCommand(),
 		a.snapshotCommand(), a.imageCommand(),

@@ -10,6 +10,7 @@ import (
 	"github.com/mattn/go-isatty"
 
 	"forkd.dev/forkd/internal/config"
+	"forkd.dev/forkd/internal/service"
 )
 
 // Env is what the command line needs of its surroundings. Nil functions make the
@@ -22,6 +23,7 @@ type Env struct {
 	Now            func() time.Time      // nil means time.Now
 	IsTerminal     func(stream any) bool // nil asks the kernel
 	SystemConfig   string                // path of the system's configuration; "" means none
+	ServiceHost    *service.Host         // nil means this machine
 
 	// StartPrivateDaemon starts a daemon with a data directory of its own choice
 	// and returns its socket. The daemon must not die of this process's Ctrl-C;

@@ -8,6 +8,7 @@ import (
 
 	"forkd.dev/forkd/internal/errdefs"
 	"forkd.dev/forkd/internal/sandbox"
+	"forkd.dev/forkd/internal/service"
 )
 
 func TestFullHostIsTemporary(t *testing.T) {
@@ -44,6 +45,37 @@ func TestCompletionWithoutDaemonIsSilent(t *testing.T) {
 		if o := r.run("completion", shell); o.code != 0 || !strings.Contains(o.stdout, "forkd") {
 			t.Errorf("completion %s: %d, %d bytes", shell, o.code, len(o.stdout))
 		}
+	}
+}
+
+func TestService(t *testing.T) {
+	r := newRig(t)
+	dir := t.TempDir()
+	r.change = func(e *Env) {
+		e.ServiceHost = &service.Host{
+			UnitDir: dir, Systemd: true,
+			Run:      func(context.Context, string, ...string) (string, error) { return "active\n", nil },
+			HasGroup: func(string) bool { return true },
+		}
+	}
+	o := r.run("service", "install", "--binary", "/usr/bin/forkd", "--dry-run")
+	if o.code != 0 || !strings.Contains(o.stdout, "ExecStart=/usr/bin/forkd serve") || o.stderr != "forkd: nothing was changed\n" {
+		t.Errorf("dry run: %+v", o)
+	}
+	if o := r.run("service", "install", "--binary", "/usr/bin/forkd", "--no-start"); o.code != 0 || o.stdout != "write "+dir+"/forkd.service\nsystemctl daemon-reload\n" {
+		t.Errorf("install: %+v", o)
+	}
+	if o := r.run("service", "status", "--json"); o.code != 0 || !strings.Contains(o.stdout, `"installed": true`) || !strings.Contains(o.stdout, `"active": "active"`) {
+		t.Errorf("status: %+v", o)
+	}
+	if o := r.run("service", "uninstall", "--json"); o.code != 0 || !strings.Contains(o.stdout, "remove ") {
+		t.Errorf("uninstall: %+v", o)
+	}
+	if o := r.run("service", "uninstall"); o.code != 3 {
+		t.Errorf("uninstall again: %+v", o)
+	}
+	if o := r.run("service", "install", "--binary", "/tmp/forkd"); o.code != 2 || !strings.Contains(o.stderr, "does not see") {
+		t.Errorf("a program that goes away: %+v", o)
 	}
 }
 

@@ -157,6 +157,9 @@ func (g *Group) makeIn(h Hierarchy, controllers []string) error {
 // the hierarchy, which is exempt from that (and which only root can use).
 func delegate(h Hierarchy, controllers []string) (string, error) {
 	own := h.Dir()
+	if slice, ok := besideService(own, controllers); ok {
+		return slice, nil
+	}
 	err := enable(own, controllers)
 	if !errors.Is(err, unix.EBUSY) {
 		return own, err
@@ -180,6 +183,21 @@ func delegate(h Hierarchy, controllers []string) (string, error) {
 		return "", err
 	}
 	return own, enable(own, controllers)
+}
+
+// besideService returns the slice of the systemd service whose group is own, if new
+// groups can be made there. Inside of the service they would keep it from being
+// started again while they live: systemd puts the new process into the service's
+// own group, and the kernel refuses that to a group that hands down controllers.
+func besideService(own string, controllers []string) (string, bool) {
+	if !strings.HasSuffix(own, ".service") {
+		return "", false
+	}
+	slice := filepath.Dir(own)
+	if unix.Access(slice, unix.W_OK) != nil || enable(slice, controllers) != nil {
+		return "", false
+	}
+	return slice, true
 }
 
 // onlyMember tells whether the group at path holds no process but this one.

@@ -11,8 +11,11 @@
 // Those search the whole hierarchy, because a restarted daemon may live in another
 // control group than the one that made the group.
 //
-// On v2 a group with processes of its own cannot hand controllers to subgroups. If
-// that stands in the way and the calling process is alone in its group, Create
+// On v2, a systemd service makes its groups beside itself, in its slice: groups
+// inside would keep it from being started again while they live.
+//
+// Elsewhere on v2 a group with processes of its own cannot hand controllers to
+// subgroups. If that stands in the way and the calling process is alone in its group, Create
 // moves it into a leaf named forkd-daemon beside the new groups. It moves no other
 // process: with company (a login session) it uses the top of the hierarchy, which
 // needs root.
