@@ -194,7 +194,10 @@ func (c *capture) become(ctx context.Context, from *call, m agentwire.Identity) 
 	if err := f.makeUnique(ctx); err != nil {
 		return nil, err
 	}
-	changes := f.giveEnv()
+	changes, err := f.tellFork()
+	if err != nil {
+		return nil, err
+	}
 	if err := f.must("generation_file", "", a.identity.setGeneration(m.Generation)); err != nil {
 		return nil, err
 	}
@@ -265,6 +268,12 @@ func (f *fork) makeUnique(ctx context.Context) error {
 	}
 	f.sayClock()
 	runtime.Gosched() // it goes out now, or the time it tells grows old
+	if f.m.Keep {
+		for _, name := range [...]string{"hostname", "machine_id", "boot_id", "ssh_host_keys", "token"} {
+			f.step(name, "kept", "")
+		}
+		return nil
+	}
 	if err := f.must("hostname", f.m.Hostname, id.setHostname(f.m.Hostname)); err != nil {
 		return err
 	}
@@ -314,6 +323,19 @@ func (f *fork) clockRounds(ctx context.Context) error {
 			return errdefs.New(errdefs.ErrTimeout, "the host did not confirm the clock")
 		}
 	}
+}
+
+// tellFork gives the environment and the file about the fork call. It returns what
+// changes in a running interpreter.
+func (f *fork) tellFork() ([]string, error) {
+	if f.m.Keep {
+		f.step("env", "kept", "")
+		return nil, nil
+	}
+	if err := writeInPlace(f.agent.path(forkFile), string(f.m.Fork), 0o644); err != nil {
+		return nil, errdefs.New(errdefs.ErrInternal, "write %s: %w", forkFile, err)
+	}
+	return f.giveEnv(), nil
 }
 
 // giveEnv records the environment and returns what changes in a running interpreter.

@@ -23,6 +23,7 @@ const (
 	tokenFile      = "/run/forkd/token"
 	bootIDFile     = "/run/forkd/boot_id"
 	kernelBootID   = "/proc/sys/kernel/random/boot_id"
+	forkFile       = "/run/forkd/fork.json"
 	coverDir       = "/run/forkd/cover"
 	dbusMachineID  = "/var/lib/dbus/machine-id"
 )
@@ -309,14 +310,16 @@ func checkIdentity(m agentwire.Identity, generation uint64) error {
 	switch {
 	case len(m.Entropy) < 32 || len(m.Entropy) > 1024:
 		return invalid("entropy is not 32 to 1024 bytes")
-	case !isHex(m.MachineID, 32):
-		return invalid("machine id is not 32 lower-case hex digits")
 	case m.Reseed != "" && m.Reseed != agentwire.ReseedAll && m.Reseed != agentwire.ReseedSystem:
 		return invalid("unknown reseed mode")
 	case m.Generation <= generation:
 		return invalid("generation does not grow")
 	case m.HostTime.IsZero():
 		return invalid("no host time")
+	case m.Keep:
+		return nil
+	case !isHex(m.MachineID, 32):
+		return invalid("machine id is not 32 lower-case hex digits")
 	case hasLineEnd(m.Token) || hasLineEnd(m.SandboxID):
 		return invalid("token or sandbox id with a line end")
 	case !isBootID(m.BootID):

@@ -14,6 +14,8 @@ func (m *Identity) Append(dst []byte) []byte {
 	e.stringMap(9, m.Secrets)
 	e.uint(10, m.Generation)
 	e.time(11, m.HostTime)
+	e.flag(12, m.Keep)
+	e.bytes(13, m.Fork)
 	return e.b
 }
 
@@ -45,6 +47,10 @@ func (m *Identity) Decode(b []byte) error {
 			m.Generation = d.uint()
 		case 11:
 			m.HostTime = d.time()
+		case 12:
+			m.Keep = d.flag()
+		case 13:
+			m.Fork = d.bytes()
 		}
 	}
 	return d.err

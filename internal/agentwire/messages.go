@@ -29,6 +29,12 @@ type Identity struct {
 	Secrets    map[string]string // as Env, never logged or listed
 	Generation uint64            // value for the generation file; greater than before
 	HostTime   time.Time         // the host's wall clock at sending
+	// Keep makes it a rollback: hostname, machine id, boot id, token and environment
+	// stay as captured, and their fields are ignored.
+	Keep bool
+	// Fork is the content of /run/forkd/fork.json, or nil: what the sandbox is told
+	// about its place in the fork call.
+	Fork []byte
 }
 
 // Receipt lists what the agent made unique, in the order of the fork contract.

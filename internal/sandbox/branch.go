@@ -409,7 +409,7 @@ func (s *Service) branchForFork(ctx context.Context, e *entry) (string, error) {
 // collect deletes an anonymous snapshot that nobody uses any more.
 func (s *Service) collect(id string) {
 	m, err := s.cfg.Store.Get(id)
-	if err != nil || m.Labels[labelAnonymous] == "" {
+	if err != nil || !s.collectable(m) {
 		return
 	}
 	if len(s.cfg.Store.Holders(id)) > 0 || len(s.cfg.Store.Dependents(id)) > 0 {
@@ -422,6 +422,21 @@ func (s *Service) collect(id string) {
 		return
 	}
 	s.collect(m.ParentID) // which may have waited for this one
+}
+
+// collectable tells whether a snapshot goes with its last user: one made for a fork
+// call, or a checkpoint whose sandbox is gone.
+func (s *Service) collectable(m snapshot.Manifest) bool {
+	if m.Labels[labelAnonymous] != "" {
+		return true
+	}
+	of := m.Labels[labelCheckpointOf]
+	if of == "" {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.entries[of] == nil
 }
 
 // collectAll deletes the anonymous snapshots that a crash left without users.

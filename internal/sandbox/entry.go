@@ -55,7 +55,7 @@ func (e *entry) update(fn func(*Sandbox)) Sandbox {
 // living tells whether the sandbox has a machine.
 func (s State) living() bool {
 	switch s {
-	case Creating, Running, Paused, Capturing, Stopping:
+	case Creating, Running, Paused, Capturing, RollingBack, Stopping:
 		return true
 	}
 	return false
@@ -66,7 +66,7 @@ func (s *Service) register(e *entry) {
 	info := e.snapshot()
 	s.mu.Lock()
 	s.entries[info.ID] = e
-	if info.Name != "" && info.State.living() {
+	if info.Name != "" && (info.State.living() || info.State == Lost) {
 		s.names[info.Name] = info.ID
 	}
 	s.mu.Unlock()
@@ -88,20 +88,22 @@ func (s *Service) watch(e *entry) {
 	info := e.update(func(sb *Sandbox) {
 		expected = sb.State == Stopping || !sb.State.living()
 		if !expected {
-			sb.State, sb.Reason, sb.EndedAt, sb.PID = Failed, e.machine.Reason(), time.Now(), 0
+			s.lose(sb, e.machine.Reason())
 		}
 	})
 	if expected {
 		return
 	}
 	s.cfg.Log("sandbox %s ended: %s", info.ID, info.Reason)
-	s.freeName(info)
+	if info.State == Failed {
+		s.freeName(info)
+	}
 	s.roomCame()
 	if e.release != nil {
 		e.release()
 	}
-	s.collect(info.SnapshotID)
-	if err := s.discard(info.ID); err != nil {
+	s.collect(info.base())
+	if err := s.discard(info.machine()); err != nil {
 		s.cfg.Log("%v", err)
 	}
 	if err := s.journal(context.Background(), info); err != nil {
@@ -138,6 +140,8 @@ func (s *Service) end(ctx context.Context, e *entry, reason string) error {
 	s.mu.Lock()
 	delete(s.entries, before.ID)
 	s.mu.Unlock()
+	s.dropCheckpoints(before.ID)
+	s.collect(before.base())
 	s.roomCame()
 	return nil
 }
@@ -153,12 +157,11 @@ func (s *Service) remove(ctx context.Context, e *entry) error {
 	if e.release != nil {
 		e.release()
 	}
-	id, snapshotID := e.snapshot().ID, e.snapshot().SnapshotID
-	defer s.collect(snapshotID)
-	if err := s.discard(id); err != nil {
+	info := e.snapshot()
+	if err := s.discard(info.machine()); err != nil {
 		return err
 	}
-	return s.cfg.Journal.DeleteSandboxes(ctx, id)
+	return s.cfg.Journal.DeleteSandboxes(ctx, info.ID)
 }
 
 // endFailed gives a sandbox that could not be removed the state it is in.

@@ -27,8 +27,9 @@ func (s *Service) toRow(info Sandbox) (metadata.Sandbox, error) {
 		CPULimitPercent: info.CPULimitPercent, PIDsLimit: info.PIDsLimit,
 		BranchCount: info.BranchCount, Batch: info.Labels[labelBatch], Session: s.cfg.Session,
 		HoldsSecrets: info.HoldsSecrets, VerdictOwed: info.owed,
+		MachineID: info.machineID, RestoredID: info.restoredID,
 	}
-	if info.State == Capturing {
+	if info.State == Capturing || info.State == RollingBack {
 		row.State = string(Running) // as which a restarted daemon takes it over
 	}
 	var err error
@@ -53,6 +54,7 @@ func fromRow(row metadata.Sandbox) Sandbox {
 		CreatedAt: row.CreatedAt, EndedAt: row.EndedAt, MemoryLimitMiB: row.MemoryLimitMiB,
 		CPULimitPercent: row.CPULimitPercent, PIDsLimit: row.PIDsLimit,
 		BranchCount: row.BranchCount, HoldsSecrets: row.HoldsSecrets, owed: row.VerdictOwed,
+		machineID: row.MachineID, restoredID: row.RestoredID,
 	}
 	var receipt agentwire.Receipt
 	if len(row.Receipt) > 0 && json.Unmarshal(row.Receipt, &receipt) == nil {

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"forkd.dev/forkd/internal/agentwire"
@@ -97,16 +98,21 @@ func (b *batch) identify(ctx context.Context, e *entry, c *child) (agentwire.Rec
 		return agentwire.Receipt{}, err
 	}
 	c.info.Timing.Hello = time.Since(b.began)
-	hostname := c.info.Name
-	if hostname == "" {
-		hostname = c.info.ID
-	}
-	receipt, err := agent.VerdictFork(ctx, newIdentity(c.info.ID, hostname, b.req.Env))
+	receipt, err := agent.VerdictFork(ctx, newIdentity(c.info.ID, hostnameOf(c.info), b.req.Env))
 	if err != nil {
 		return receipt, fmt.Errorf("give sandbox %s its identity: %w", c.info.ID, err)
 	}
 	c.info.Timing.Identity = time.Since(b.began)
 	return receipt, nil
+}
+
+// hostnameOf is the name of a sandbox as a host name may be spelled (RFC 1123).
+func hostnameOf(info Sandbox) string {
+	name := strings.Trim(strings.ReplaceAll(info.Name, "_", "-"), "-.")
+	if name == "" {
+		return info.ID
+	}
+	return name
 }
 
 // newIdentity draws everything that makes one fork differ from all others.

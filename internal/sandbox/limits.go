@@ -17,6 +17,11 @@ const (
 	maxPIDsLimit       = 1 << 22
 )
 
+// limitsOf are the limits a sandbox was forked with.
+func limitsOf(info Sandbox) engine.Limits {
+	return engine.Limits{MemoryMiB: info.MemoryLimitMiB, PIDs: info.PIDsLimit, CPUPercent: info.CPULimitPercent}
+}
+
 // limits is what the engine is asked to enforce.
 func (f Fork) limits() engine.Limits {
 	return engine.Limits{MemoryMiB: f.MemoryLimitMiB, PIDs: f.PIDsLimit, CPUPercent: f.CPULimitPercent}

@@ -71,28 +71,28 @@ func (s *Service) recoverRow(ctx context.Context, row metadata.Sandbox) error {
 		return nil
 	case row.Session != "" || info.State == Creating || info.State == Stopping:
 		s.cfg.Log("removing sandbox %s, left %s", info.ID, info.State)
-		if err := s.discard(info.ID); err != nil {
+		if err := s.discard(info.machine()); err != nil {
 			return err
 		}
 		return s.cfg.Journal.DeleteSandboxes(ctx, info.ID)
 	}
-	machine, err := s.cfg.Engine.Adopt(ctx, info.ID, s.machineDir(info.ID))
+	machine, err := s.cfg.Engine.Adopt(ctx, info.machine(), s.machineDir(info.machine()))
 	if ctx.Err() != nil {
 		return ctx.Err() // nobody knows whether it is gone: it is not touched
 	}
 	if err != nil {
 		s.cfg.Log("sandbox %s is gone: %v", info.ID, err)
-		info.State, info.EndedAt = Failed, time.Now()
-		info.Reason = "its machine ended while the daemon was down"
+		reason := "its machine ended while the daemon was down"
 		if !errors.Is(err, errdefs.ErrNotFound) {
-			info.Reason = "the daemon could not take it over: " + err.Error()
+			reason = "the daemon could not take it over: " + err.Error()
 		}
+		s.lose(&info, reason)
 		s.register(&entry{info: info})
-		return errors.Join(s.discard(info.ID), s.journal(ctx, info))
+		return errors.Join(s.discard(info.machine()), s.journal(ctx, info))
 	}
 	info.State, info.PID = Running, machine.PID()
 	e := &entry{machine: machine, link: newLink(machine, s.cfg.Connect, helloTimeout), info: info}
-	e.release = s.leaseFor(info.SnapshotID, info.ID)
+	e.release = s.leaseFor(info.base(), info.ID)
 	s.register(e)
 	s.cfg.Log("adopted sandbox %s (process %d)", info.ID, info.PID)
 	s.group.Go(func() { s.goOn(e) })
@@ -137,12 +137,15 @@ func (s *Service) reapUnknown(ctx context.Context) error {
 			orphans = append(orphans, d.Name())
 		}
 	}
+	used := map[string]bool{}
+	for _, e := range s.known() {
+		if info := e.snapshot(); info.State.living() {
+			used[info.machine()] = true
+		}
+	}
 	slices.Sort(orphans)
 	for _, id := range slices.Compact(orphans) {
-		s.mu.Lock()
-		e := s.entries[id]
-		s.mu.Unlock()
-		if e != nil && e.snapshot().State.living() {
+		if used[id] {
 			continue
 		}
 		s.cfg.Log("removing what is left of %s", id)

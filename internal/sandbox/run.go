@@ -113,9 +113,17 @@ func (s *Service) withAgent(ctx context.Context, ref string, fn func(Agent) erro
 		return nil
 	}
 	if endedMeanwhile(ctx, e, err) {
-		return errdefs.New(errdefs.ErrGuest, "sandbox %s ended meanwhile: %s", info.ID, e.machine.Reason())
+		return errdefs.New(errdefs.ErrGuest, "sandbox %s ended meanwhile: %s", info.ID, e.whyEnded())
 	}
 	return fmt.Errorf("sandbox %s: %w", info.ID, err)
+}
+
+// whyEnded says why the machine of e ended.
+func (e *entry) whyEnded() string {
+	if reason := e.snapshot().Reason; reason != "" {
+		return reason
+	}
+	return e.machine.Reason()
 }
 
 // endedMeanwhile tells whether err comes from the end of the machine.

@@ -12,13 +12,14 @@ type State string
 
 // The sandbox states of DESIGN 2.
 const (
-	Creating  State = "creating"
-	Running   State = "running"
-	Paused    State = "paused"
-	Capturing State = "capturing"
-	Stopping  State = "stopping"
-	Failed    State = "failed"
-	Lost      State = "lost"
+	Creating    State = "creating"
+	Running     State = "running"
+	Paused      State = "paused"
+	Capturing   State = "capturing"
+	RollingBack State = "rolling_back"
+	Stopping    State = "stopping"
+	Failed      State = "failed"
+	Lost        State = "lost"
 )
 
 // Sandbox is a running (or ended, for 24 h) machine as callers see it.
@@ -45,7 +46,25 @@ type Sandbox struct {
 	Receipt         *agentwire.Receipt
 	Timing          Timing
 
-	owed string // the verdict its guest waits for, frozen by a capture; or ""
+	owed       string // the verdict its guest waits for, frozen by a capture; or ""
+	machineID  string // of its machine, if a rollback made another; or ""
+	restoredID string // the checkpoint it was rolled back to last, or ""
+}
+
+// machine is the id its machine has.
+func (s Sandbox) machine() string {
+	if s.machineID != "" {
+		return s.machineID
+	}
+	return s.ID
+}
+
+// base is the snapshot or checkpoint its machine was restored from.
+func (s Sandbox) base() string {
+	if s.restoredID != "" {
+		return s.restoredID
+	}
+	return s.SnapshotID
 }
 
 // PoolKind says how far a claimed machine had been prepared.

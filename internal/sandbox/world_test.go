@@ -271,7 +271,7 @@ func (w *world) consistent() {
 		if r.State != string(Running) {
 			w.t.Errorf("sandbox %s is %s in the journal", r.ID, r.State)
 		}
-		ids = append(ids, r.ID)
+		ids = append(ids, fromRow(r).machine())
 	}
 	slices.Sort(ids)
 	if got := w.host.Running(); !slices.Equal(got, ids) {
@@ -300,7 +300,7 @@ func (w *world) consistent() {
 		w.t.Fatal(err)
 	}
 	for _, e := range entries {
-		if ident.KindOf(e.Name()) != ident.Snapshot {
+		if kind := ident.KindOf(e.Name()); kind != ident.Snapshot && kind != ident.Checkpoint {
 			w.t.Errorf("%s is left in the snapshot store", e.Name())
 		}
 	}

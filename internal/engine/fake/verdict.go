@@ -33,9 +33,6 @@ func (a *Agent) Commit(ctx context.Context) error {
 // VerdictSource tells the guest that it is the source of a capture.
 func (a *Agent) VerdictSource(ctx context.Context) error {
 	return a.call(ctx, "verdict", anytime, func(c *content) error {
-		if !c.Device.Frozen {
-			return errdefs.New(errdefs.ErrConflict, "agent verdict: no capture is under way")
-		}
 		c.Device.Frozen, c.Device.Committed, c.Device.offset = false, false, 0
 		return nil
 	})
@@ -51,7 +48,10 @@ func (a *Agent) VerdictFork(ctx context.Context, id agentwire.Identity) (receipt
 			return errdefs.New(errdefs.ErrInvalid, "agent verdict: generation %d after %d", id.Generation, c.Device.Gen)
 		}
 		c.Device.Frozen, c.Device.Committed, c.Device.offset = false, false, time.Until(id.HostTime)
-		c.Device.SandboxID, c.Device.Hostname, c.Device.Gen = id.SandboxID, id.Hostname, id.Generation
+		c.Device.Gen = id.Generation
+		if !id.Keep {
+			c.Device.SandboxID, c.Device.Hostname = id.SandboxID, id.Hostname
+		}
 		receipt = agentwire.Receipt{Generation: id.Generation}
 		for _, name := range []string{"kernel_csprng", "wall_clock", "hostname", "machine_id", "boot_id", "token", "generation_file", "thaw"} {
 			receipt.Steps = append(receipt.Steps, agentwire.ReceiptStep{Name: name, Status: "done"})

@@ -29,11 +29,14 @@ type Sandbox struct {
 	MemoryLimitMiB int
 	// CPULimitPercent is of one processor; 0 means no limit, as with PIDsLimit.
 	CPULimitPercent int
-	PIDsLimit       int
-	BranchCount     int
-	Batch           string // id of the fork call it came from
-	Session         string // of the private daemon it ends with, or ""
-	HoldsSecrets    bool
+	// MachineID names its machine if that is not the first: a rollback makes another.
+	// RestoredID is the checkpoint that it was restored from then.
+	MachineID, RestoredID string
+	PIDsLimit             int
+	BranchCount           int
+	Batch                 string // id of the fork call it came from
+	Session               string // of the private daemon it ends with, or ""
+	HoldsSecrets          bool
 	// VerdictOwed is set while the guest is frozen by a capture: what it has to be
 	// told when it runs again ("source" or "fork"). "" means it is not frozen.
 	VerdictOwed string
@@ -64,13 +67,13 @@ type SandboxFilter struct {
 }
 
 const sandboxColumns = `id, name, state, reason, snapshot_id, snapshot_tag, engine, isolation, shape, labels,
-	created_at, ended_at, memory_limit_mib, branch_count, batch, session, holds_secrets, verdict_owed, receipt, timing, cpu_limit_percent, pids_limit`
+	created_at, ended_at, memory_limit_mib, branch_count, batch, session, holds_secrets, verdict_owed, receipt, timing, cpu_limit_percent, pids_limit, machine_id, restored_id`
 
 const insertSandbox = `INSERT INTO sandboxes (` + sandboxColumns + `)
-	VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`
+	VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`
 
 const updateSandbox = `UPDATE sandboxes SET (` + sandboxColumns + `)
-	= (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22) WHERE id = ?1`
+	= (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23, ?24) WHERE id = ?1`
 
 func (s Sandbox) values() ([]any, error) {
 	shape, err := json.Marshal(s.Shape)
@@ -84,7 +87,7 @@ func (s Sandbox) values() ([]any, error) {
 	return []any{
 		s.ID, s.Name, s.State, s.Reason, s.SnapshotID, s.SnapshotTag, s.Engine, string(s.Isolation), string(shape), string(labels),
 		nanos(s.CreatedAt), nanos(s.EndedAt), s.MemoryLimitMiB, s.BranchCount, s.Batch, s.Session, s.HoldsSecrets, s.VerdictOwed,
-		string(s.Receipt), string(s.Timing), s.CPULimitPercent, s.PIDsLimit,
+		string(s.Receipt), string(s.Timing), s.CPULimitPercent, s.PIDsLimit, s.MachineID, s.RestoredID,
 	}, nil
 }
 
@@ -93,7 +96,7 @@ func scanSandbox(rows *sql.Rows) (Sandbox, error) {
 	var shape, labels, receipt, timing []byte
 	var created, ended int64
 	err := rows.Scan(&s.ID, &s.Name, &s.State, &s.Reason, &s.SnapshotID, &s.SnapshotTag, &s.Engine, &s.Isolation, &shape, &labels,
-		&created, &ended, &s.MemoryLimitMiB, &s.BranchCount, &s.Batch, &s.Session, &s.HoldsSecrets, &s.VerdictOwed, &receipt, &timing, &s.CPULimitPercent, &s.PIDsLimit)
+		&created, &ended, &s.MemoryLimitMiB, &s.BranchCount, &s.Batch, &s.Session, &s.HoldsSecrets, &s.VerdictOwed, &receipt, &timing, &s.CPULimitPercent, &s.PIDsLimit, &s.MachineID, &s.RestoredID)
 	if err != nil {
 		return s, err
 	}

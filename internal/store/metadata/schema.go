@@ -79,6 +79,8 @@ var migrations = []string{
 	) STRICT, WITHOUT ROWID;
 	ALTER TABLE sandboxes ADD COLUMN cpu_limit_percent INTEGER NOT NULL DEFAULT 0;
 	ALTER TABLE sandboxes ADD COLUMN pids_limit INTEGER NOT NULL DEFAULT 0;`,
+	`ALTER TABLE sandboxes ADD COLUMN machine_id TEXT NOT NULL DEFAULT '';
+	ALTER TABLE sandboxes ADD COLUMN restored_id TEXT NOT NULL DEFAULT '';`,
 }
 
 // migrate brings the database to the newest schema in one transaction.
