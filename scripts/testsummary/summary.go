@@ -28,6 +28,7 @@ type summary struct {
 	passed      int
 	failed      int
 	skips       []string
+	figures     []string        // what tests logged as "measured: ..."
 	failedTests map[string]bool // by package
 }
 
@@ -77,6 +78,7 @@ func (s *summary) endTest(e event) {
 	switch e.Action {
 	case "pass":
 		s.passed++
+		s.figures = append(s.figures, measured(name, text)...)
 	case "skip":
 		s.skips = append(s.skips, name+": "+reason(text))
 	case "fail":
@@ -107,6 +109,9 @@ func (s *summary) end() {
 			fmt.Fprintf(s.out, "--- DID NOT END %s %s\n%s", short(k.pkg), k.test, strings.Join(text, ""))
 		}
 	}
+	for _, line := range s.figures {
+		fmt.Fprintln(s.out, "measured:", line)
+	}
 	for _, line := range s.skips {
 		fmt.Fprintln(s.out, "skipped:", line)
 	}
@@ -119,6 +124,17 @@ func short(pkg string) string {
 		return rest
 	}
 	return pkg
+}
+
+// measured finds the figures that a test logged.
+func measured(name string, output []string) []string {
+	var out []string
+	for _, line := range output {
+		if _, figure, ok := strings.Cut(line, ": measured: "); ok {
+			out = append(out, name+": "+strings.TrimSpace(figure))
+		}
+	}
+	return out
 }
 
 // reason finds what a skipped test said: the line "    file.go:1: text".

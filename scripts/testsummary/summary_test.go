@@ -11,6 +11,7 @@ func TestRun(t *testing.T) {
 {"Action":"output","Package":"forkd.dev/forkd/internal/a","Test":"TestSkip","Output":"    a_test.go:7: needs root: uid is 5\n"}
 {"Action":"output","Package":"forkd.dev/forkd/internal/a","Test":"TestSkip","Output":"--- SKIP: TestSkip (0.00s)\n"}
 {"Action":"skip","Package":"forkd.dev/forkd/internal/a","Test":"TestSkip"}
+{"Action":"output","Package":"forkd.dev/forkd/internal/a","Test":"TestGood","Output":"    a_test.go:9: measured: 3 apples\n"}
 {"Action":"pass","Package":"forkd.dev/forkd/internal/a","Test":"TestGood"}
 {"Action":"pass","Package":"forkd.dev/forkd/internal/a","Elapsed":1.5}
 `
@@ -19,7 +20,7 @@ func TestRun(t *testing.T) {
 		failed bool
 		want   []string
 	}{
-		"good": {"", false, []string{"skipped: internal/a TestSkip: needs root: uid is 5\n", "1 passed, 0 failed, 1 skipped\n"}},
+		"good": {"", false, []string{"measured: internal/a TestGood: 3 apples\n", "skipped: internal/a TestSkip: needs root: uid is 5\n", "1 passed, 0 failed, 1 skipped\n"}},
 		"failed test": {`{"Action":"output","Package":"b","Test":"TestBad","Output":"boom\n"}
 {"Action":"fail","Package":"b","Test":"TestBad"}
 {"Action":"fail","Package":"b"}`, true, []string{"FAILED b TestBad", "boom", "1 passed, 1 failed, 1 skipped\n"}},

@@ -1,7 +1,9 @@
 package e2e
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"path/filepath"
@@ -66,6 +68,45 @@ func TestVanishedClient(t *testing.T) {
 		return err
 	})
 	w.checkConsistent(t, stay.ID)
+}
+
+// TestCancelledCalls: who gives up waiting ends the program or the code.
+func TestCancelledCalls(t *testing.T) {
+	w := running(t)
+	sb := w.fork(t, "py-base", 1)[0].ID
+	for name, call := range map[string]func(context.Context) error{
+		"exec": func(ctx context.Context) error {
+			_, err := w.client.Exec(ctx, sb, forkd.ExecRequest{Args: []string{"sh", "-c", "touch /root/began; exec sleep 1234"}, TimeoutSecs: forkd.Seconds(600)})
+			return err
+		},
+		"eval": func(ctx context.Context) error {
+			_, err := w.client.Eval(ctx, sb, forkd.EvalRequest{Code: "open('/root/began', 'w').close()\nwhile True: pass", TimeoutSecs: forkd.Seconds(600)})
+			return err
+		},
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- call(ctx) }()
+		eventually(t, func() error {
+			res, err := w.client.Exec(t.Context(), sb, forkd.ExecRequest{Args: []string{"rm", "/root/began"}})
+			if err == nil && res.ExitCode != 0 {
+				err = fmt.Errorf("%s has not begun", name)
+			}
+			return err
+		})
+		cancel()
+		if err := <-ended; !errors.Is(err, forkd.ErrCanceled) {
+			t.Errorf("%s: %v", name, err)
+		}
+		eventually(t, func() error {
+			res, err := w.client.Exec(t.Context(), sb, forkd.ExecRequest{Args: []string{"sh", "-c", "grep -lx sleep /proc/[0-9]*/comm"}})
+			if err == nil && res.ExitCode == 0 {
+				err = fmt.Errorf("%s: the program still runs", name)
+			}
+			return err
+		})
+		w.answers(t, sb)
+	}
 }
 
 // TestManyEvalsAtOnce: 100 evals over 10 sandboxes, each answered to its asker.

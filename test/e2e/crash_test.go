@@ -70,20 +70,52 @@ func (w *world) checkAdopted(t *testing.T, list []forkd.Sandbox) {
 func TestDaemonKilledInAFork(t *testing.T) {
 	w := running(t)
 	stay := w.fork(t, "py-base", 1)[0]
-	lines, drop := w.streamFork(t, `{"snapshot_tag":"py-base","n":20}`)
-	defer drop()
-	if !lines.Scan() {
-		t.Fatalf("no line of the fork: %v", lines.Err())
+	for _, ready := range []int{1, 4, 10} {
+		lines, drop := w.streamFork(t, `{"snapshot_tag":"py-base","n":20}`)
+		for range ready {
+			if !lines.Scan() {
+				t.Fatalf("the fork ended early: %v", lines.Err())
+			}
+		}
+		w.crash(t)
+		drop()
+		w.restart(t)
+		w.checkConsistent(t, stay.ID)
 	}
-	w.crash(t)
-	w.restart(t)
-	w.checkConsistent(t, stay.ID)
+}
+
+// TestDaemonKilledInASnapshot: a snapshot that was being made is not there, and
+// neither is the machine it was made in.
+func TestDaemonKilledInASnapshot(t *testing.T) {
+	w := running(t)
+	stay := w.fork(t, "py-base", 1)[0]
+	for _, from := range []string{`"from":"py-base"`, `"image":"python"`} {
+		ctx, cancel := context.WithTimeout(t.Context(), callPatience)
+		res := w.request(ctx, t, "POST", "/v1/snapshots", `{"tag":"half",`+from+`,"exec":["echo x > /root/x; sync; sleep 1000"]}`, rest.NDJSON)
+		lines := bufio.NewScanner(res.Body)
+		for lines.Scan() && !strings.Contains(lines.Text(), "running command") {
+			continue // the steps before
+		}
+		w.crash(t)
+		cancel()
+		_ = res.Body.Close()
+		w.restart(t)
+		if got := w.cli(t, "snapshot", "info", "half"); got.code != 3 {
+			t.Errorf("%s: the snapshot is there: %+v", from, got)
+		}
+		w.checkConsistent(t, stay.ID)
+	}
+	for _, name := range namesIn(filepath.Join(w.data, "snapshots")) {
+		if _, err := w.client.Snapshot(t.Context(), name); err != nil {
+			t.Errorf("snapshots/%s is no snapshot: %v", name, err)
+		}
+	}
 }
 
 // streamFork begins a fork that answers line by line.
 func (w *world) streamFork(t *testing.T, body string) (*bufio.Scanner, func()) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithTimeout(t.Context(), callPatience)
 	res := w.request(ctx, t, "POST", "/v1/sandboxes", body, rest.NDJSON)
 	if res.StatusCode != 200 {
 		raw, _ := io.ReadAll(res.Body)

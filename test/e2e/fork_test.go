@@ -24,7 +24,9 @@ const (
 func TestFork50(t *testing.T) {
 	w := running(t)
 	const n = 50
+	began := time.Now()
 	children := decoded[[]forkd.Sandbox](t, w, "fork", "--tag", "py-base", "-n", fmt.Sprint(n))
+	t.Logf("measured: %d forks in %.1f s", n, time.Since(began).Seconds())
 	if len(children) != n {
 		t.Fatalf("%d sandboxes instead of %d", len(children), n)
 	}
@@ -66,7 +68,7 @@ func (w *world) checkMemory(t *testing.T, children []forkd.Sandbox) {
 		pss = append(pss, float64(got.Usage.PSSKiB)/1024)
 		private = append(private, float64(got.Usage.PrivateKiB)/1024)
 	}
-	t.Logf("PSS per child: mean %.1f MiB, largest %.1f MiB; private: mean %.1f MiB", mean(pss), slices.Max(pss), mean(private))
+	t.Logf("measured: PSS per child: mean %.1f MiB, largest %.1f MiB; private: mean %.1f MiB", mean(pss), slices.Max(pss), mean(private))
 	if mean(pss) > maxPSSMiB {
 		t.Errorf("a child takes %.1f MiB, more than %.1f", mean(pss), maxPSSMiB)
 	}
@@ -101,7 +103,7 @@ func checkIdle(t *testing.T, children []forkd.Sandbox) {
 	<-timer.C
 	spent := used() - before
 	percent := 100 * spent.Seconds() / time.Since(began).Seconds() / float64(len(children))
-	t.Logf("idle child: %.2f %% of a core", percent)
+	t.Logf("measured: idle child: %.2f %% of a core", percent)
 	if percent > maxIdlePercent {
 		t.Errorf("an idle child takes %.2f %% of a core, more than %.1f", percent, maxIdlePercent)
 	}

@@ -4,7 +4,9 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/signal"
 	"sync"
+	"syscall"
 	"testing"
 )
 
@@ -22,7 +24,16 @@ var suite struct {
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	code := m.Run()
+	interrupt := make(chan os.Signal, 1)
+	signal.Notify(interrupt, os.Interrupt, syscall.SIGTERM)
+	done := make(chan int, 1)
+	go func() { done <- m.Run() }()
+	code := 0
+	select {
+	case code = <-done:
+	case <-interrupt:
+		code = 130
+	}
 	if suite.world != nil {
 		if err := suite.world.close(); err != nil {
 			fmt.Fprintln(os.Stderr, "e2e: left behind at the end:", err)

@@ -3,6 +3,7 @@ package e2e
 import (
 	"bufio"
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -114,6 +115,45 @@ func TestKilledDemo(t *testing.T) {
 	drain(stderr)
 	_ = cmd.Wait() // killed
 	w.gone(t, w.data)
+}
+
+// TestInterruptedCommands presses Ctrl-C in commands that use a running daemon:
+// what they had begun is undone.
+func TestInterruptedCommands(t *testing.T) {
+	w := running(t)
+	stay := w.fork(t, "py-base", 1)[0]
+	for _, args := range [][]string{
+		{"snapshot", "--tag", "half", "--exec", "sleep 1000"},
+		{"fork", "--tag", "py-base", "-n", "100"},
+		{"run", "--", "sleep", "1000"},
+		{"demo", "-n", "100"},
+	} {
+		cmd := exec.Command(w.bin, args...)
+		cmd.Env = w.env()
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		before := len(machines(w.data))
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, func() error {
+			if len(machines(w.data)) == before {
+				return fmt.Errorf("forkd %s has made no machine", args[0])
+			}
+			return nil
+		})
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) // it may be over
+		_ = cmd.Wait()                                     // the exit code tells
+		if code := cmd.ProcessState.ExitCode(); code != 130 {
+			t.Errorf("forkd %s after Ctrl-C: exit code %d", args[0], code)
+		}
+		eventually(t, func() error {
+			if got := strings.Fields(w.must(t, "ls", "-q")); len(got) != 1 || got[0] != stay.ID {
+				return fmt.Errorf("forkd %s left %v", args[0], got)
+			}
+			return nil
+		})
+	}
+	w.checkConsistent(t, stay.ID)
 }
 
 // begin starts cmd and reads its standard error up to a line with text.

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -36,8 +37,11 @@ type world struct {
 	installation string
 
 	client *forkd.Client
+	// life orders starts and ends, which an interrupt brings from another goroutine.
+	life   sync.Mutex
 	daemon *exec.Cmd
 	exited chan struct{} // closed when daemon has
+	over   bool          // no daemon is started any more
 }
 
 // newWorld builds the program, starts the daemon and waits for py-base.
@@ -176,6 +180,11 @@ func (w *world) env(more ...string) []string {
 
 // start starts the daemon and waits until it answers.
 func (w *world) start() error {
+	w.life.Lock()
+	defer w.life.Unlock()
+	if w.over {
+		return errors.New("the tests are being ended")
+	}
 	log, err := os.OpenFile(w.logPath(), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return err
@@ -183,6 +192,7 @@ func (w *world) start() error {
 	defer log.Close()
 	cmd := exec.Command(w.bin, "serve", "--data-dir", w.data, "--bind", w.addr, "--prepare", "py-base")
 	cmd.Env, cmd.Stdout, cmd.Stderr = w.env(), log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for us: we end it in order
 	if err := cmd.Start(); err != nil {
 		return err
 	}
@@ -231,6 +241,8 @@ func (w *world) up() bool {
 
 // end sends the daemon a signal and waits for its process to be gone.
 func (w *world) end(sig syscall.Signal) error {
+	w.life.Lock()
+	defer w.life.Unlock()
 	if !w.up() {
 		return nil
 	}
@@ -281,26 +293,42 @@ func (w *world) restart(t *testing.T) {
 // killAll ends every sandbox.
 func (w *world) killAll(t testing.TB) {
 	t.Helper()
+	if err := w.endSandboxes(); err != nil {
+		t.Error(err)
+	}
+}
+
+func (w *world) endSandboxes() error {
 	ctx, cancel := context.WithTimeout(context.Background(), endPatience)
 	defer cancel()
 	list, err := w.client.Sandboxes(ctx)
 	if err != nil {
-		t.Errorf("list sandboxes: %v", err)
-		return
+		return fmt.Errorf("list sandboxes: %w", err)
 	}
+	var errs []error
 	for _, sb := range list {
 		if sb.EndedAtUnix != nil {
 			continue
 		}
 		if err := w.client.Kill(ctx, sb.ID); err != nil && !errors.Is(err, forkd.ErrNotFound) {
-			t.Errorf("kill %s: %v", sb.ID, err)
+			errs = append(errs, fmt.Errorf("kill %s: %w", sb.ID, err))
 		}
 	}
+	return errors.Join(errs...)
 }
 
 // close ends everything and reports what is left of it.
 func (w *world) close() error {
-	err := w.end(syscall.SIGTERM)
+	var err error
+	if !w.up() && len(machines(w.data)) > 0 {
+		err = w.start() // only a daemon ends what is left of a test that was cut short
+	}
+	w.life.Lock()
+	w.over = true
+	w.life.Unlock()
+	if w.up() {
+		err = errors.Join(err, w.endSandboxes(), w.end(syscall.SIGTERM))
+	}
 	if err == nil {
 		err = waitUntil(endPatience, func() error { return w.leftovers(w.data) })
 	}
