@@ -47,7 +47,12 @@ func (s *Service) CreateSnapshot(ctx context.Context, req CreateSnapshot, progre
 	if err := s.checkCreate(ctx, &req); err != nil {
 		return Snapshot{}, err
 	}
-	b := &builder{s: s, req: req, progress: progress, id: ident.New(ident.Snapshot), machineID: ident.New(ident.Sandbox)}
+	files, err := s.spool(ctx, req.Files)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	defer files.close()
+	b := &builder{s: s, req: req, progress: progress, files: files, id: ident.New(ident.Snapshot), machineID: ident.New(ident.Sandbox)}
 	if b.log, err = s.logs.start(b.id, b.title()); err != nil {
 		return Snapshot{}, err
 	}
@@ -69,6 +74,9 @@ func (s *Service) checkCreate(ctx context.Context, req *CreateSnapshot) error {
 		return err
 	}
 	if err := buildnet.CheckAllow(req.AllowHosts); err != nil {
+		return err
+	}
+	if err := checkStart(req.Start); err != nil {
 		return err
 	}
 	for i, c := range req.Exec {
@@ -129,6 +137,7 @@ type builder struct {
 	progress  Progress
 	tell      Progress // progress that is not worth a line of the log
 	log       *buildLog
+	files     *spooled // what is copied in; nil if nothing is
 	id        string
 	machineID string
 
@@ -239,7 +248,13 @@ func (b *builder) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return b.withNetwork(ctx, b.commands)
+	if err := b.copyFiles(ctx); err != nil {
+		return err
+	}
+	if err := b.withNetwork(ctx, b.commands); err != nil {
+		return err
+	}
+	return b.start(ctx)
 }
 
 func (b *builder) boot(ctx context.Context, spec engine.Spec) (err error) {

@@ -28,10 +28,11 @@ func (b *builder) manifest(res engine.CaptureResult, pong agentwire.Pong) (snaps
 		Isolation: b.s.cfg.Engine.Probe(context.Background()).Isolation,
 		Shape:     b.shape,
 		Labels:    b.req.Labels,
-		Recipe:    snapshot.Recipe{Image: b.req.Image, From: b.req.From, Warm: b.req.Warm, Exec: b.req.Exec},
+		Recipe:    b.recipe(),
 		Agent: snapshot.Agent{
 			Protocol: pong.ProtocolVersion, WarmLanguages: pong.Runners,
-			RunnerQuiet: pong.Threads == 0 && pong.Children == 0,
+			// A started program would see the throw-away identity of a prepared copy.
+			RunnerQuiet: pong.Threads == 0 && pong.Children == 0 && !b.startedProgram(),
 		},
 		Disk:    snapshot.DiskSynced,
 		PauseMs: float64(res.Pause.Microseconds()) / 1000,
@@ -157,7 +158,7 @@ func (s *Service) describe(ctx context.Context, m snapshot.Manifest, tags []stri
 	out := Snapshot{
 		ID: m.ID, Tags: tags, ParentID: m.ParentID, ImageID: m.Image.ID, ImageName: m.Image.Name,
 		Engine: m.Compat.Engine, Isolation: m.Isolation, Shape: m.Shape, Labels: m.Labels, CreatedAt: m.CreatedAt,
-		Recipe:        Recipe{Image: m.Recipe.Image, From: m.Recipe.From, Warm: m.Recipe.Warm, Exec: m.Recipe.Exec},
+		Recipe:        recipeOf(m.Recipe),
 		Pause:         time.Duration(m.PauseMs * float64(time.Millisecond)),
 		HoldsSecrets:  m.HoldsSecrets,
 		AgentProtocol: m.Agent.Protocol,
@@ -181,9 +182,11 @@ func (s *Service) describe(ctx context.Context, m snapshot.Manifest, tags []stri
 	}
 	for _, h := range s.cfg.Store.Holders(m.ID) {
 		if ident.KindOf(h) == ident.Sandbox {
-			out.Sandboxes++
+			out.UsedBy = append(out.UsedBy, h)
 		}
 	}
+	out.Sandboxes = len(out.UsedBy)
+	out.BranchedFrom, out.Disk, out.ExpiresAt = branchedFrom(m), m.Disk, expiryOf(m)
 	return out
 }
 

@@ -1,10 +1,12 @@
 package sandbox
 
 import (
+	"io"
 	"time"
 
 	"forkd.dev/forkd/internal/agentwire"
 	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/store/snapshot"
 )
 
 // State is a sandbox's place in its life cycle.
@@ -122,6 +124,11 @@ type Snapshot struct {
 	AgentProtocol int
 	Depth         int // number of ancestors
 	Sandboxes     int // that use it now
+
+	UsedBy       []string           // ids of those sandboxes
+	BranchedFrom string             // id of the sandbox it was captured from, or "compact:" and a snapshot
+	Disk         snapshot.DiskState // how its file systems were left
+	ExpiresAt    time.Time          // it goes then, unless it is tagged or in use; zero for most
 }
 
 // Recipe is how a snapshot was made, enough to make it again.
@@ -130,6 +137,25 @@ type Recipe struct {
 	From  string   `json:"from,omitempty"`  // snapshot it was forked from
 	Warm  string   `json:"warm,omitempty"`  // code run in the warm runner
 	Exec  []string `json:"exec,omitempty"`  // shell commands run in order
+
+	AllowHosts []string `json:"allow_hosts,omitempty"`
+	Files      string   `json:"files,omitempty"` // digest of the archive of copied files
+	Start      *Start   `json:"start,omitempty"`
+}
+
+// Start is a program that is started in the builder and runs on in every fork.
+// What it prints is in [agentwire.StartLog]. The snapshot is made once every
+// condition that is set holds. All of it stands in the snapshot's recipe.
+type Start struct {
+	Command   string // run by /bin/sh -c
+	Ready     string // shell command that succeeds once it is ready
+	ReadyPort int    // of the guest's loopback, accepts connections once it is ready
+	ReadyLog  string // regular expression that a line of its output matches then
+	// ReadyTimeout bounds the wait; 0 means 60 seconds.
+	ReadyTimeout time.Duration
+	Env          map[string]string
+	Cwd          string
+	User         string
 }
 
 // CreateSnapshot asks for a new snapshot. Exactly one of Image and From is set;
@@ -145,6 +171,10 @@ type CreateSnapshot struct {
 	Labels  map[string]string
 	// ExecTimeout bounds each command; 0 means 30 minutes.
 	ExecTimeout time.Duration
+	// Files is a tar archive that is unpacked at the root before anything else; it
+	// may be nil.
+	Files io.Reader
+	Start *Start // after everything else; may be nil
 	// AllowHosts are HOST[:PORT] or *.SUFFIX that Exec and Warm may connect to,
 	// besides the registries of this host.
 	AllowHosts []string

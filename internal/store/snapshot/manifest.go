@@ -3,6 +3,7 @@ package snapshot
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"time"
 	"unicode/utf8"
@@ -71,6 +72,23 @@ type Recipe struct {
 	From  string   `json:"from,omitempty"`
 	Warm  string   `json:"warm,omitempty"`
 	Exec  []string `json:"exec,omitempty"`
+	// AllowHosts are the hosts beside the registries of its host that it needs.
+	AllowHosts []string `json:"allow_hosts,omitempty"`
+	// Files is the SHA-256 of the archive of files that were copied in.
+	Files string `json:"files,omitempty"`
+	Start *Start `json:"start,omitempty"`
+}
+
+// Start is a program that runs on in every fork.
+type Start struct {
+	Command      string            `json:"command"`
+	Ready        string            `json:"ready,omitempty"`
+	ReadyPort    int               `json:"ready_port,omitempty"`
+	ReadyLog     string            `json:"ready_log,omitempty"`
+	ReadyTimeout float64           `json:"ready_timeout_secs,omitempty"`
+	Env          map[string]string `json:"env,omitempty"`
+	Cwd          string            `json:"cwd,omitempty"`
+	User         string            `json:"user,omitempty"`
 }
 
 // Agent is what runs in the captured guest.
@@ -101,6 +119,12 @@ var (
 func (m Manifest) clone() Manifest {
 	m.Artifacts = append([]Artifact(nil), m.Artifacts...)
 	m.Recipe.Exec = append([]string(nil), m.Recipe.Exec...)
+	m.Recipe.AllowHosts = append([]string(nil), m.Recipe.AllowHosts...)
+	if m.Recipe.Start != nil {
+		start := *m.Recipe.Start
+		start.Env = maps.Clone(start.Env)
+		m.Recipe.Start = &start
+	}
 	m.Agent.WarmLanguages = append([]string(nil), m.Agent.WarmLanguages...)
 	if m.Labels != nil {
 		labels := make(map[string]string, len(m.Labels))
@@ -239,12 +263,28 @@ func (m Manifest) checkTexts() error {
 			return err
 		}
 	}
-	for _, text := range append([]string{m.Recipe.Warm}, m.Recipe.Exec...) {
+	if d := m.Recipe.Files; d != "" && !digestForm.MatchString(d) {
+		return fmt.Errorf("recipe.files is %.80q", d)
+	}
+	for _, text := range m.Recipe.texts() {
 		if !utf8.ValidString(text) { // JSON would change it silently
 			return fmt.Errorf("the recipe is not UTF-8")
 		}
 	}
 	return nil
+}
+
+// texts lists the texts of any length.
+func (r Recipe) texts() []string {
+	out := append([]string{r.Warm}, r.Exec...)
+	out = append(out, r.AllowHosts...)
+	if s := r.Start; s != nil {
+		out = append(out, s.Command, s.Ready, s.ReadyLog, s.Cwd, s.User)
+		for k, v := range s.Env {
+			out = append(out, k, v)
+		}
+	}
+	return out
 }
 
 // checkWord allows short printable texts. CPU models may be long.
