@@ -105,12 +105,12 @@ type opponents struct {
 	process, runc command // nil: skipped, the baseline says why
 	about         Baselines
 	want          string
-	close         func() error
+	close         func(ctx context.Context) error
 }
 
 // openOpponents prepares the baselines that wanted names.
 func openOpponents(ctx context.Context, s *subject, wanted map[string]bool) (*opponents, error) {
-	o := &opponents{want: strings.Trim(s.answer, "'"), close: func() error { return nil }}
+	o := &opponents{want: strings.Trim(s.answer, "'"), close: func(context.Context) error { return nil }}
 	const unasked = "not asked for"
 	o.about.Process.Skipped, o.about.Runc.Skipped, o.about.ColdBoot.Skipped = unasked, unasked, unasked
 	if !wanted[BaselineProcess] && !wanted[BaselineRunc] {
@@ -136,18 +136,28 @@ func openOpponents(ctx context.Context, s *subject, wanted map[string]bool) (*op
 			o.about.Runc, err = Baseline{Skipped: reason.why}, nil
 		}
 	}
-	return o, o.rehearse(ctx, err)
+	if err != nil {
+		return o, err
+	}
+	return o, o.rehearse(ctx)
 }
 
 // rehearse runs each once, so that the files are in memory as they are for the
-// guests' image.
-func (o *opponents) rehearse(ctx context.Context, err error) error {
-	for _, c := range []command{o.process, o.runc} {
-		if c != nil && err == nil {
-			_, err = c.measure(ctx, 1, o.want)
+// guests' image. What does not give the right answer then is skipped: runc may not
+// work here, or the snapshot may have another numpy than its image.
+func (o *opponents) rehearse(ctx context.Context) error {
+	for _, b := range []struct {
+		cmd   *command
+		about *Baseline
+	}{{&o.process, &o.about.Process}, {&o.runc, &o.about.Runc}} {
+		if *b.cmd == nil {
+			continue
+		}
+		if _, err := b.cmd.measure(ctx, 1, o.want); err != nil {
+			*b.cmd, *b.about = nil, Baseline{Skipped: "a first try failed: " + err.Error()}
 		}
 	}
-	return err
+	return ctx.Err()
 }
 
 func (o *opponents) skipBoth(wanted map[string]bool, why string) {

@@ -53,3 +53,19 @@ func TestOutputIsBounded(t *testing.T) {
 		t.Errorf("kept %d bytes", h.Len())
 	}
 }
+
+// TestBaselineThatFailsAtFirstIsSkipped: with the reason, and the other one stays.
+func TestBaselineThatFailsAtFirstIsSkipped(t *testing.T) {
+	o := &opponents{process: shell("echo 2.0.0"), runc: shell("echo 1.24.2"), want: "1.24.2"}
+	if err := o.rehearse(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if o.process != nil || !strings.Contains(o.about.Process.Skipped, "2.0.0") || o.runc == nil || o.about.Runc.Skipped != "" {
+		t.Errorf("%+v", o.about)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := o.rehearse(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+}

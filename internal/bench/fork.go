@@ -80,7 +80,7 @@ func Fork(ctx context.Context, cfg Config, o ForkOptions) (_ []ForkReport, err e
 		wanted[b] = true
 	}
 	other, err := openOpponents(ctx, s, wanted)
-	defer func() { err = errors.Join(err, other.close()) }()
+	defer func() { err = errors.Join(err, other.close(ctx)) }()
 	if err != nil {
 		return nil, err
 	}

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// ErrLeak: the daemon has more of something than before.
+// ErrLeak tells that the daemon has more of something than before.
 var ErrLeak = errors.New("something is left behind")
 
 // The things that are counted. A negative count means that it cannot be seen.

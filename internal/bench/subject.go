@@ -41,7 +41,7 @@ func (c Config) procfs() procfs {
 	return procfs(c.Proc)
 }
 
-// ErrAnswers: an answer was wrong or missing.
+// ErrAnswers tells that an answer was wrong or missing.
 var ErrAnswers = errors.New("not every fork gave the right answer")
 
 // subject is the snapshot that is measured.

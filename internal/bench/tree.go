@@ -47,7 +47,7 @@ func copyImage(ctx context.Context, s *subject) (_ *imageTree, err error) {
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, t.remove())
+			err = errors.Join(err, t.remove(ctx))
 		}
 	}()
 	t.root, t.bundle = filepath.Join(t.dir, "root"), filepath.Join(t.dir, "bundle")
@@ -94,9 +94,9 @@ func findDisk(ctx context.Context, s *subject) (string, error) {
 	return disk, nil
 }
 
-// remove deletes the copy, and containers that are left.
-func (t *imageTree) remove() error {
-	err := t.endContainers()
+// remove deletes the copy, and containers that are left, also if ctx has ended.
+func (t *imageTree) remove(ctx context.Context) error {
+	err := t.endContainers(ctx)
 	if rmErr := os.RemoveAll(t.dir); rmErr != nil {
 		err = errors.Join(err, fmt.Errorf("remove the copy of the image: %w", rmErr))
 	}
@@ -183,7 +183,7 @@ func (t *imageTree) runcHow(ctx context.Context) string {
 }
 
 // endContainers removes containers that a canceled run left.
-func (t *imageTree) endContainers() error {
+func (t *imageTree) endContainers(ctx context.Context) error {
 	if t.runc == "" {
 		return nil
 	}
@@ -191,7 +191,7 @@ func (t *imageTree) endContainers() error {
 	if err != nil {
 		return nil // none was made
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), cleanUpTime)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTime)
 	defer cancel()
 	var errs []error
 	for _, e := range entries {
