@@ -6,6 +6,7 @@ type Snapshot struct {
 	Tag           string   `json:"tag"` // the first of Tags, or the id if there is none
 	Dir           string   `json:"dir"`
 	CreatedAtUnix int64    `json:"created_at_unix"`
+	BranchedFrom  string   `json:"branched_from,omitempty"` // id of the sandbox, or compact: and a snapshot
 	PauseMS       *float64 `json:"pause_ms,omitempty"`
 	Warning       string   `json:"warning,omitempty"` // why failed or stale
 	Status        string   `json:"status"`
@@ -27,8 +28,10 @@ type Snapshot struct {
 	DiskBytes    int64             `json:"disk_bytes"`   // physical, of its own layer
 	HoldsSecrets bool              `json:"holds_secrets"`
 	Protocol     int               `json:"agent_protocol"`
-	ChainDepth   int               `json:"chain_depth"` // number of ancestors
-	Sandboxes    int               `json:"sandboxes"`   // that use it now
+	ChainDepth   int               `json:"chain_depth"`               // number of ancestors
+	Sandboxes    int               `json:"sandboxes"`                 // that use it now
+	Disk         string            `json:"disk,omitempty"`            // synced, or journal: file systems as after a loss of power
+	ExpiresUnix  *int64            `json:"expires_at_unix,omitempty"` // it goes then, unless it gets another tag or is in use
 }
 
 // Recipe is how a snapshot was made, enough to make it again.
@@ -49,6 +52,9 @@ type SnapshotDetail struct {
 	ParentTag           string   `json:"parent_tag,omitempty"`
 	Dependents          []string `json:"dependents"` // direct ones, by tag or id
 	Ancestors           []string `json:"ancestors"`  // root first, by tag or id
+	DiskLogicalBytes    int64    `json:"disk_logical_bytes"`
+	ChainBytes          int64    `json:"chain_bytes"` // physical, of it and all its ancestors
+	UsedBy              []string `json:"used_by"`     // ids of sandboxes
 }
 
 // CreateSnapshot is the body of POST /v1/snapshots. At most one of Image and From

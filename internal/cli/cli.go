@@ -84,7 +84,7 @@ func (a *app) root() *cobra.Command {
 		a.doctorCommand(), a.serveCommand(), a.cleanupCommand(), a.versionCommand(), a.configCommand(), a.serviceCommand(),
 		a.forkCommand(), a.lsCommand(), a.killCommand(), a.execCommand(), a.evalCommand(), a.pingCommand(),
 		a.runCommand(), a.demoCommand(), a.benchCommand(),
-		a.snapshotCommand(), a.imageCommand(),
+		a.snapshotCommand(), a.imageCommand(), a.branchCommand(),
 		a.poolCommand(), a.logsCommand(), a.statsCommand(),
 	)
 	root.AddCommand(a.aliasCommands()...)

@@ -122,7 +122,7 @@ func (a *app) completeArguments(root *cobra.Command) {
 		path string
 		args completion
 	}{
-		{"fork", a.completeOne(a.snapshotNames)},
+		{"fork", a.completeOne(a.snapshotNames, a.sandboxNames)},
 		{"ls", a.completeMany(a.sandboxNames)},
 		{"kill", a.completeMany(a.sandboxNames)},
 		{"exec", a.completeOne(a.sandboxNames)},

@@ -31,9 +31,9 @@ type forkFlags struct {
 func (a *app) forkCommand() *cobra.Command {
 	var f forkFlags
 	cmd := &cobra.Command{
-		Use:     "fork SNAPSHOT",
+		Use:     "fork SNAPSHOT|SANDBOX",
 		Aliases: []string{"spawn"},
-		Short:   "Make sandboxes of a snapshot",
+		Short:   "Make sandboxes of a snapshot, or of a running sandbox",
 		Example: "  forkd fork py-base -n 10\n  forkd fork --tag py-base --name worker --env KEY=value",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -48,6 +48,7 @@ func (a *app) aliasCommands() []*cobra.Command {
 
 func (a *app) snapshotCreateCommand(use string) *cobra.Command {
 	var f snapshotFlags
+	var old fromSandbox
 	cmd := &cobra.Command{
 		Use:   use,
 		Short: "Make a snapshot of an image or another snapshot",
@@ -55,8 +56,14 @@ func (a *app) snapshotCreateCommand(use string) *cobra.Command {
 		Example: "  forkd snapshot --tag my-base --image python --warm \"import numpy, json\"\n" +
 			"  forkd snapshot --tag py-data --exec \"pip install pandas\"",
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.snapshotCreate(cmd.Context(), f) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if old.given() {
+				return old.branch(cmd.Context(), a, f)
+			}
+			return a.snapshotCreate(cmd.Context(), f)
+		},
 	}
+	old.register(cmd)
 	fl := cmd.Flags()
 	fl.StringVarP(&f.tag, "tag", "t", "", "name of the result (required)")
 	fl.StringVar(&f.image, "image", "", "image to boot")

@@ -32,6 +32,8 @@ const (
 	labelCheckpointOf = "forkd.checkpoint-of" // sandbox id
 	labelText         = "forkd.label"         // what the user calls a checkpoint
 	labelAnonymous    = "forkd.anonymous"     // it goes with its last user
+	labelAutoTag      = "forkd.auto-tag"      // the tag that was made up for it
+	labelExpires      = "forkd.expires"       // when it goes, unless it has another tag by then
 )
 
 // Branch asks for a snapshot of a running sandbox, which goes on.
@@ -48,6 +50,8 @@ type Branch struct {
 	NoFreeze bool
 	// Sync writes the guest's file systems out before the capture.
 	Sync bool
+	// From, if set, must be the snapshot that the sandbox was forked from.
+	From string
 }
 
 // Branched is the outcome of a capture of a running sandbox.
@@ -66,7 +70,7 @@ func (s *Service) Branch(ctx context.Context, ref string, b Branch) (Branched, e
 	if err != nil {
 		return Branched{}, err
 	}
-	if err := s.checkBranch(ctx, &b, e.snapshot().ID); err != nil {
+	if err := s.checkBranch(ctx, &b, e.snapshot()); err != nil {
 		return Branched{}, err
 	}
 	return s.captureRunning(ctx, e, taking{
@@ -75,7 +79,7 @@ func (s *Service) Branch(ctx context.Context, ref string, b Branch) (Branched, e
 	})
 }
 
-func (s *Service) checkBranch(ctx context.Context, b *Branch, sandboxID string) error {
+func (s *Service) checkBranch(ctx context.Context, b *Branch, source Sandbox) error {
 	switch b.Mode {
 	case "":
 		b.Mode = ModeLive
@@ -86,8 +90,21 @@ func (s *Service) checkBranch(ctx context.Context, b *Branch, sandboxID string) 
 	if err := checkLabels(b.Labels); err != nil {
 		return err
 	}
+	if b.From != "" {
+		id, _, err := s.resolveSnapshot(ctx, b.From)
+		if err != nil && !errors.Is(err, errdefs.ErrNotFound) {
+			return err
+		}
+		if err != nil || id != source.SnapshotID {
+			return errdefs.New(errdefs.ErrInvalid, "sandbox %s was not forked from %s, but from snapshot %s", source.ID, b.From, source.SnapshotID)
+		}
+	}
 	if b.Tag == "" {
-		b.Tag = "branch-" + sandboxID[:10] + "-" + strconv.FormatInt(time.Now().UnixMicro(), 36)
+		now := time.Now()
+		b.Tag = "branch-" + source.ID[:10] + "-" + strconv.FormatInt(now.UnixMicro(), 36)
+		b.Labels = withLabels(b.Labels, map[string]string{
+			labelAutoTag: b.Tag, labelExpires: now.Add(autoTagLife).UTC().Format(time.RFC3339),
+		})
 	}
 	return s.checkNewTag(ctx, b.Tag, b.Replace)
 }
@@ -336,10 +353,7 @@ func (t *taking) count(ctx context.Context) {
 }
 
 func (t *taking) manifest(context.Context) (snapshot.Manifest, error) {
-	labels := map[string]string{t.kind: t.source.ID}
-	for k, v := range t.labels {
-		labels[k] = v
-	}
+	labels := withLabels(map[string]string{t.kind: t.source.ID}, t.labels)
 	compat, err := t.s.cfg.Engine.Compat(t.parent.root)
 	if err != nil {
 		return snapshot.Manifest{}, err

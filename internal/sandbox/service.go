@@ -134,6 +134,7 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 		return nil, err
 	}
 	s.group.Go(func() { s.fillWarm(s.closing) })
+	s.group.Go(func() { s.sweep(s.closing) })
 	return s, nil
 }
 

@@ -80,6 +80,7 @@ func (s *server) routes() []route {
 		{method: "POST", path: "/v1/sandboxes/{ref}/exec", handle: s.exec, limit: execBody},
 		{method: "POST", path: "/v1/sandboxes/{ref}/eval", handle: s.eval, limit: evalBody},
 		{method: "POST", path: "/v1/sandboxes/{ref}/ping", handle: s.ping},
+		{method: "POST", path: "/v1/sandboxes/{ref}/branch", handle: s.replays.wrap(s.branch)},
 		{method: "GET", path: "/v1/snapshots", handle: s.listSnapshots},
 		{method: "POST", path: "/v1/snapshots", handle: s.replays.wrap(s.createSnapshot)},
 		{method: "GET", path: "/v1/snapshots/{ref}", handle: s.getSnapshot},

@@ -18,6 +18,7 @@ type Service interface {
 	Tags
 	Images
 	Operator
+	Brancher
 }
 
 // Sandboxes is the life of sandboxes.

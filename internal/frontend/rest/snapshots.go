@@ -201,14 +201,23 @@ func snapshotOf(sn sandbox.Snapshot) api.Snapshot {
 		pause := ms(sn.Pause)
 		out.PauseMS = &pause
 	}
+	out.BranchedFrom, out.Disk = sn.BranchedFrom, string(sn.Disk)
+	if !sn.ExpiresAt.IsZero() {
+		at := sn.ExpiresAt.Unix()
+		out.ExpiresUnix = &at
+	}
 	return out
 }
+
+// ownBytes is the disk space of what a snapshot adds to its parent.
+func ownBytes(sn sandbox.Snapshot) int64 { return sn.MemoryBytes + sn.DiskBytes + sn.DeviceBytes }
 
 // detailOf places sn in the tree of all snapshots.
 func detailOf(sn sandbox.Snapshot, all []sandbox.Snapshot) api.SnapshotDetail {
 	out := api.SnapshotDetail{
 		Snapshot: snapshotOf(sn), MemoryLogicalBytes: int64(sn.Shape.MemoryMiB) << 20,
 		MemoryPhysicalBytes: sn.MemoryBytes, VMStateBytes: sn.DeviceBytes, Dependents: []string{}, Ancestors: []string{},
+		DiskLogicalBytes: int64(sn.Shape.DiskMiB) << 20, ChainBytes: ownBytes(sn), UsedBy: orNone(sn.UsedBy),
 	}
 	byID := map[string]sandbox.Snapshot{}
 	for _, other := range all {
@@ -225,6 +234,7 @@ func detailOf(sn sandbox.Snapshot, all []sandbox.Snapshot) api.SnapshotDetail {
 		}
 		delete(byID, id)
 		out.Ancestors = append([]string{snapshotName(parent)}, out.Ancestors...)
+		out.ChainBytes += ownBytes(parent)
 		id = parent.ParentID
 	}
 	if n := len(out.Ancestors); n > 0 {
