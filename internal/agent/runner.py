@@ -109,10 +109,9 @@ class Runner:
         tree = compile(code, name, "exec", ast.PyCF_ONLY_AST | FLAGS, True)
         if not tree.body or not isinstance(tree.body[-1], ast.Expr):
             return (compile(code, name, "exec", FLAGS, True),), False
-        value = compile(ast.Expression(tree.body.pop().value), name, "eval", FLAGS, True)
-        if not tree.body:
-            return (value,), True
-        return (compile(tree, name, "exec", FLAGS, True), value), True
+        last = ast.Expression(tree.body.pop().value)
+        before = (compile(tree, name, "exec", FLAGS, True),) if tree.body else ()
+        return (*before, compile(last, name, "eval", FLAGS, True)), True
 
     def next_name(self):
         self.count += 1
