@@ -22,9 +22,13 @@ var OpenAPI []byte
 const (
 	JSON           = "application/json"
 	NDJSON         = "application/x-ndjson"
+	Tar            = "application/x-tar"
 	IdempotencyKey = "Idempotency-Key"
 	RequestID      = "X-Request-Id"
 )
+
+// RequestEntry is the first entry of an archive that carries a request and files.
+const RequestEntry = "request.json"
 
 // Error is the body of every answer that is not a success, and the last line of
 // a stream that failed.

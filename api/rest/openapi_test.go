@@ -42,7 +42,7 @@ func TestSchemasAreTheGoTypes(t *testing.T) {
 		Error{}, Progress{}, Version{}, Health{}, Sandbox{}, Receipt{}, ReceiptStep{}, Timing{}, Usage{}, CreateSandboxes{},
 		ForkFailure{}, ForkLine{}, Exec{}, ExecResult{}, Eval{}, EvalResult{}, Pong{}, Snapshot{}, Recipe{}, SnapshotDetail{},
 		CreateSnapshot{}, SnapshotLine{}, SetTag{}, Image{}, BuildImage{}, ImageLine{},
-		Pool{}, SetPool{}, Stat{}, BranchSandbox{}, Branch{},
+		Pool{}, SetPool{}, Stat{}, Start{}, BranchSandbox{}, Branch{},
 	}
 	for _, v := range all {
 		typ := reflect.TypeOf(v)

@@ -40,6 +40,24 @@ type Recipe struct {
 	From  string   `json:"from,omitempty"`
 	Warm  string   `json:"warm,omitempty"`
 	Exec  []string `json:"exec,omitempty"`
+
+	AllowHosts []string `json:"allow_hosts,omitempty"`
+	Files      string   `json:"files,omitempty"` // SHA-256 of the archive of copied files
+	Start      *Start   `json:"start,omitempty"`
+}
+
+// Start is a program that is started before the capture and runs on in every fork.
+// The snapshot is made once every condition that is set holds. It is recorded in
+// the snapshot's recipe, its environment too.
+type Start struct {
+	Command      string            `json:"command"`                      // run by /bin/sh -c
+	Ready        string            `json:"ready,omitempty"`              // shell command that succeeds once it is ready
+	ReadyPort    int               `json:"ready_port,omitempty"`         // of the guest's loopback, that accepts connections then
+	ReadyLog     string            `json:"ready_log,omitempty"`          // regular expression that a line of its output matches then
+	ReadyTimeout float64           `json:"ready_timeout_secs,omitempty"` // 60 if 0
+	Env          map[string]string `json:"env,omitempty"`                // of command and ready
+	Cwd          string            `json:"cwd,omitempty"`
+	User         string            `json:"user,omitempty"`
 }
 
 // SnapshotDetail is a snapshot with its place in the tree: upstream's
@@ -58,7 +76,9 @@ type SnapshotDetail struct {
 }
 
 // CreateSnapshot is the body of POST /v1/snapshots. At most one of Image and From
-// is set; neither means from py-base.
+// is set; neither means from py-base. With files to copy, the body is a tar
+// archive instead: its first entry, request.json, is this object, and the others
+// are unpacked at the root of the guest, owned by root.
 type CreateSnapshot struct {
 	Tag         string            `json:"tag"`
 	Replace     bool              `json:"replace,omitempty"` // move the tag if it is taken
@@ -68,6 +88,7 @@ type CreateSnapshot struct {
 	Exec        []string          `json:"exec,omitempty"`              // shell commands, in order, all must succeed
 	ExecTimeout float64           `json:"exec_timeout_secs,omitempty"` // each; 1800 if 0
 	AllowHosts  []string          `json:"allow_hosts,omitempty"`       // HOST[:PORT] or *.SUFFIX that exec and warm may connect to, besides the host's registries
+	Start       *Start            `json:"start,omitempty"`
 	CPUs        int               `json:"cpus,omitempty"`
 	MemoryMiB   int               `json:"memory_mib,omitempty"`
 	DiskMiB     int               `json:"disk_mib,omitempty"`

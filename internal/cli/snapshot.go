@@ -19,6 +19,8 @@ type snapshotFlags struct {
 	exec                   []string
 	execTimeout            time.Duration
 	allowHosts             []string
+	start                  startFlags
+	copies                 []string
 	shape                  shape
 	labels                 []string
 	replace                bool
@@ -74,6 +76,8 @@ func (a *app) snapshotCreateCommand(use string) *cobra.Command {
 	fl.StringArrayVar(&f.allowHosts, "allow-host", nil, "HOST[:PORT] or *.SUFFIX that commands may connect to, besides this host's registries (repeatable)")
 	fl.StringArrayVarP(&f.labels, "label", "l", nil, "label KEY=VALUE (repeatable)")
 	fl.BoolVar(&f.replace, "replace", false, "move the tag if it is taken")
+	fl.StringArrayVar(&f.copies, "copy", nil, "SRC:DST: copy a file or directory of this machine into the guest first (repeatable)")
+	f.start.register(cmd)
 	f.shape.register(cmd, "; fixed in the snapshot")
 	return cmd
 }
@@ -86,17 +90,25 @@ func (a *app) snapshotCreate(ctx context.Context, f snapshotFlags) error {
 	if err != nil {
 		return err
 	}
+	start, err := f.start.request(a.env.Getenv)
+	if err != nil {
+		return err
+	}
+	copies, err := copiesOf(f.copies)
+	if err != nil {
+		return err
+	}
 	c, err := a.client()
 	if err != nil {
 		return err
 	}
 	p := a.progress()
 	p.step("making snapshot "+f.tag, -1)
-	sn, err := c.CreateSnapshot(ctx, forkd.SnapshotRequest{
+	sn, err := c.CreateSnapshotWith(ctx, forkd.SnapshotRequest{
 		Tag: f.tag, Replace: f.replace, Image: f.image, From: f.from, Warm: f.warm, Exec: f.exec,
 		ExecTimeout: f.execTimeout.Seconds(), AllowHosts: f.allowHosts, Labels: labels,
-		CPUs: f.shape.cpus, MemoryMiB: int(f.shape.memory), DiskMiB: int(f.shape.disk),
-	}, p.step)
+		Start: start, CPUs: f.shape.cpus, MemoryMiB: int(f.shape.memory), DiskMiB: int(f.shape.disk),
+	}, copies, p.step)
 	p.done()
 	if err != nil {
 		return err
@@ -180,6 +192,7 @@ func (a *app) snapshotRows(sn forkd.SnapshotDetail) [][]string {
 		{"stored", fmt.Sprintf("memory %s, disk %s, devices %s", size(sn.MemoryBytes), size(sn.DiskBytes), size(sn.VMStateBytes))},
 		{"warm", sn.Recipe.Warm},
 		{"exec", strings.Join(sn.Recipe.Exec, "; ")},
+		{"start", startText(sn.Recipe.Start)},
 		{"ancestors", strings.Join(sn.Ancestors, ", ")},
 		{"dependents", strings.Join(sn.Dependents, ", ")},
 		{"sandboxes", strconv.Itoa(sn.Sandboxes)},

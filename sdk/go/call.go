@@ -32,10 +32,14 @@ func path(segments ...string) string {
 }
 
 // send makes a request and returns an answer of status 2xx; its body is the
-// caller's to close. header may be nil.
+// caller's to close. in is encoded as JSON, or is the reader of a tar archive; it
+// and header may be nil.
 func (c *Client) send(ctx context.Context, method, target string, in any, header http.Header) (*http.Response, error) {
 	var content io.Reader
-	if in != nil {
+	media := rest.JSON
+	if archive, ok := in.(io.Reader); ok {
+		content, media = archive, rest.Tar
+	} else if in != nil {
 		raw, err := json.Marshal(in)
 		if err != nil {
 			return nil, errdefs.New(errdefs.ErrInvalid, "encode request: %w", err)
@@ -50,7 +54,7 @@ func (c *Client) send(ctx context.Context, method, target string, in any, header
 		req.Header[k] = v
 	}
 	if in != nil {
-		req.Header.Set("Content-Type", rest.JSON)
+		req.Header.Set("Content-Type", media)
 	}
 	if c.token != "" {
 		req.Header.Set("Authorization", "Bearer "+c.token)

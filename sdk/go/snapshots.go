@@ -28,6 +28,11 @@ const (
 
 // CreateSnapshot makes a snapshot; progress may be nil.
 func (c *Client) CreateSnapshot(ctx context.Context, req SnapshotRequest, progress Progress) (Snapshot, error) {
+	return c.createSnapshot(ctx, req, progress)
+}
+
+// createSnapshot sends a request, or the archive that carries one.
+func (c *Client) createSnapshot(ctx context.Context, req any, progress Progress) (Snapshot, error) {
 	var out Snapshot
 	err := c.lines(ctx, "/v1/snapshots", req, "", func(raw []byte) error {
 		var line rest.SnapshotLine

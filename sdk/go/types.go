@@ -18,6 +18,7 @@ type (
 	Snapshot        = rest.Snapshot
 	SnapshotDetail  = rest.SnapshotDetail
 	SnapshotRequest = rest.CreateSnapshot
+	Start           = rest.Start
 	Image           = rest.Image
 	ImageRequest    = rest.BuildImage
 	VersionInfo     = rest.Version

@@ -82,7 +82,7 @@ func (s *server) routes() []route {
 		{method: "POST", path: "/v1/sandboxes/{ref}/ping", handle: s.ping},
 		{method: "POST", path: "/v1/sandboxes/{ref}/branch", handle: s.replays.wrap(s.branch)},
 		{method: "GET", path: "/v1/snapshots", handle: s.listSnapshots},
-		{method: "POST", path: "/v1/snapshots", handle: s.replays.wrap(s.createSnapshot)},
+		{method: "POST", path: "/v1/snapshots", handle: s.replays.wrap(s.createSnapshot), limit: filesBody},
 		{method: "GET", path: "/v1/snapshots/{ref}", handle: s.getSnapshot},
 		{method: "GET", path: "/v1/snapshots/{ref}/info", handle: s.getSnapshotInfo},
 		{method: "DELETE", path: "/v1/snapshots/{ref}", handle: s.deleteSnapshot},

@@ -14,13 +14,15 @@ import (
 
 func (s *server) createSnapshot(w http.ResponseWriter, r *http.Request) error {
 	var req api.CreateSnapshot
-	if err := decode(r, &req); err != nil {
+	files, err := decodeWithFiles(w, r, &req)
+	if err != nil {
 		return err
 	}
 	c, err := createOf(req)
 	if err != nil {
 		return err
 	}
+	c.Files = files
 	if !wantsStream(r) {
 		sn, err := s.svc.CreateSnapshot(r.Context(), c, nil)
 		if err != nil {
@@ -64,7 +66,8 @@ func createOf(req api.CreateSnapshot) (sandbox.CreateSnapshot, error) {
 	case math.IsNaN(req.ExecTimeout) || req.ExecTimeout < 0 || req.ExecTimeout > agentwire.MaxExecTimeout.Seconds():
 		return zero, errdefs.New(errdefs.ErrInvalid, "exec_timeout_secs is %g, want 0 to %g", req.ExecTimeout, agentwire.MaxExecTimeout.Seconds())
 	}
-	if err := ident.CheckTag(req.Tag); err != nil {
+	err := ident.CheckTag(req.Tag)
+	if err != nil {
 		return zero, err
 	}
 	for _, ref := range []string{req.Image, req.From} {
@@ -78,6 +81,9 @@ func createOf(req api.CreateSnapshot) (sandbox.CreateSnapshot, error) {
 	c := sandbox.CreateSnapshot{
 		Tag: req.Tag, Replace: req.Replace, Image: req.Image, From: req.From, Warm: req.Warm, Exec: req.Exec,
 		Labels: req.Labels, ExecTimeout: time.Duration(req.ExecTimeout * float64(time.Second)), AllowHosts: req.AllowHosts,
+	}
+	if c.Start, err = startOf(req.Start); err != nil {
+		return zero, err
 	}
 	c.Shape.CPUs, c.Shape.MemoryMiB, c.Shape.DiskMiB = req.CPUs, req.MemoryMiB, req.DiskMiB
 	return c, nil
@@ -193,7 +199,7 @@ func snapshotOf(sn sandbox.Snapshot) api.Snapshot {
 		ID: sn.ID, Tags: orNone(sn.Tags), ParentID: sn.ParentID, ImageID: sn.ImageID, Image: sn.ImageName,
 		Engine: sn.Engine, Isolation: string(sn.Isolation),
 		CPUs: sn.Shape.CPUs, MemoryMiB: sn.Shape.MemoryMiB, DiskMiB: sn.Shape.DiskMiB, Labels: orEmpty(sn.Labels),
-		Recipe:      api.Recipe{Image: sn.Recipe.Image, From: sn.Recipe.From, Warm: sn.Recipe.Warm, Exec: sn.Recipe.Exec},
+		Recipe:      recipeOf(sn.Recipe),
 		MemoryBytes: sn.MemoryBytes, DiskBytes: sn.DiskBytes, HoldsSecrets: sn.HoldsSecrets,
 		Protocol: sn.AgentProtocol, ChainDepth: sn.Depth, Sandboxes: sn.Sandboxes,
 	}
