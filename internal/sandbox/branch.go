@@ -120,6 +120,8 @@ type taking struct {
 	freeze  bool
 	sync    bool
 	kind    string // label that names the source
+	// alone: the next capture is no difference to this one, which can go before it.
+	alone bool
 
 	// Set on the way.
 	s       *Service
@@ -136,6 +138,9 @@ type taking struct {
 // exec and eval go on, but for the stall.
 func (s *Service) captureRunning(ctx context.Context, e *entry, t taking) (Branched, error) {
 	t.s, t.e = s, e
+	if err := s.checkSpace("capture a sandbox", 0); err != nil {
+		return Branched{}, err
+	}
 	ctx, done, err := s.begin(ctx)
 	if err != nil {
 		return Branched{}, err
@@ -328,8 +333,10 @@ func (t *taking) publish(ctx context.Context) error {
 	if _, err := t.staging.Publish(ctx, m); err != nil {
 		return err
 	}
-	if err := t.e.machine.Stored(ctx, t.id); err != nil && t.e.alive() {
-		return err
+	if !t.alone {
+		if err := t.e.machine.Stored(ctx, t.id); err != nil && t.e.alive() {
+			return err
+		}
 	}
 	if err := t.s.tryRestore(ctx, t.id, m.Shape, t.parent.root); err != nil {
 		err = fmt.Errorf("the snapshot does not restore: %w", err)

@@ -26,7 +26,8 @@ type Checkpoint struct {
 }
 
 // Checkpoint captures a running sandbox so that it can return there. The call
-// returns when the sandbox runs again, unless c.Sync.
+// returns when the sandbox runs again, unless c.Sync. A capture under way is waited
+// for, so that checkpoints can follow one another closely.
 func (s *Service) Checkpoint(ctx context.Context, ref string, c Checkpoint) (Branched, error) {
 	e, err := s.resolve(ref)
 	if err != nil {
@@ -37,6 +38,9 @@ func (s *Service) Checkpoint(ctx context.Context, ref string, c Checkpoint) (Bra
 		labels[labelText] = c.Label
 	}
 	if err := checkLabels(labels); err != nil {
+		return Branched{}, err
+	}
+	if err := e.left(ctx, Capturing); err != nil {
 		return Branched{}, err
 	}
 	return s.captureRunning(ctx, e, taking{
@@ -100,7 +104,8 @@ type RolledBack struct {
 // Rollback returns a sandbox to one of its checkpoints, "" being the latest: same
 // id, name, token and hostname; memory, CPU and disk as they were. A new machine is
 // restored and verified before the old one ends, so that if anything fails the
-// sandbox goes on as it is. A lost sandbox comes back to life.
+// sandbox goes on as it is. A lost sandbox comes back to life. A capture under way
+// is waited for.
 func (s *Service) Rollback(ctx context.Context, ref, to string) (RolledBack, error) {
 	began := time.Now()
 	e, err := s.resolve(ref)
@@ -108,7 +113,10 @@ func (s *Service) Rollback(ctx context.Context, ref, to string) (RolledBack, err
 		return RolledBack{}, err
 	}
 	id := e.snapshot().ID
-	checkpoint, err := s.checkpointFor(id, to)
+	if err := e.left(ctx, Capturing); err != nil {
+		return RolledBack{}, err
+	}
+	checkpoint, err := s.checkpointFor(ctx, id, to)
 	if err != nil {
 		return RolledBack{}, err
 	}
@@ -134,11 +142,11 @@ func (s *Service) Rollback(ctx context.Context, ref, to string) (RolledBack, err
 	return RolledBack{Sandbox: next.snapshot(), CheckpointID: checkpoint, Duration: time.Since(began)}, nil
 }
 
-// checkpointFor finds a checkpoint of a sandbox: by id, unique prefix or label, or
-// the latest.
-func (s *Service) checkpointFor(sandboxID, to string) (string, error) {
+// checkpointFor finds where a sandbox can return to: a checkpoint by id, unique
+// prefix or label, the latest if to is empty, or a branch of the sandbox.
+func (s *Service) checkpointFor(ctx context.Context, sandboxID, to string) (string, error) {
 	all := s.checkpointsOf(sandboxID)
-	if len(all) == 0 {
+	if to == "" && len(all) == 0 {
 		return "", errdefs.WithHint(errdefs.New(errdefs.ErrNotFound, "sandbox %s has no checkpoint", sandboxID), "make one with: forkd checkpoint %s", sandboxID)
 	}
 	if to == "" {
@@ -152,7 +160,22 @@ func (s *Service) checkpointFor(sandboxID, to string) (string, error) {
 		ids = append(ids, m.ID)
 	}
 	id, err := pick(ident.Checkpoint, "checkpoint", to, ids)
+	if errors.Is(err, errdefs.ErrNotFound) {
+		if branch, ok := s.branchOf(ctx, sandboxID, to); ok {
+			return branch, nil
+		}
+	}
 	return id, errdefs.WithHint(err, "list them with: forkd checkpoints %s", sandboxID)
+}
+
+// branchOf finds a snapshot that was branched from a sandbox.
+func (s *Service) branchOf(ctx context.Context, sandboxID, ref string) (string, bool) {
+	id, _, err := s.resolveSnapshot(ctx, ref)
+	if err != nil {
+		return "", false
+	}
+	m, err := s.cfg.Store.Get(id)
+	return id, err == nil && m.Labels[labelBranchedFrom] == sandboxID
 }
 
 // enterRollback puts a running or lost sandbox into the state rolling_back.
@@ -169,6 +192,15 @@ func (e *entry) enterRollback() (before Sandbox, err error) {
 		}
 	})
 	return before, err
+}
+
+// rolledBack is why the machine before a rollback ended.
+const rolledBack = "it was rolled back"
+
+// rolledBack tells whether another machine has taken the place of the one of e.
+func (e *entry) rolledBack() bool {
+	info := e.snapshot()
+	return info.State == Stopping && info.Reason == rolledBack
 }
 
 // rollback is one rollback under way.
@@ -258,7 +290,7 @@ func (r *rollback) swap(ctx context.Context, next *entry) error {
 	if err := s.journal(ctx, info); err != nil {
 		return err
 	}
-	r.old.update(func(sb *Sandbox) { sb.State, sb.Reason = Stopping, "it was rolled back" })
+	r.old.update(func(sb *Sandbox) { sb.State, sb.Reason = Stopping, rolledBack })
 	s.register(next)
 	return nil
 }

@@ -2,8 +2,10 @@ package sandbox
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
+	"forkd.dev/forkd/internal/agentwire"
 	"forkd.dev/forkd/internal/engine/fake"
 	"forkd.dev/forkd/internal/errdefs"
 )
@@ -113,5 +115,57 @@ func TestRollbackFails(t *testing.T) {
 			t.Errorf("%s: it has %q", op, got)
 		}
 		w.consistent()
+	}
+}
+
+// TestRollbackEndsCalls: what was under way in the machine before ends with the
+// reason, at once.
+func TestRollbackEndsCalls(t *testing.T) {
+	w := newWorld(t, nil)
+	w.base()
+	held, reached := make(chan struct{}), make(chan struct{})
+	w.script.onGuest(func(string) fake.GuestFaults {
+		return fake.GuestFaults{Hold: func(call string) <-chan struct{} {
+			if call != "exec" {
+				return nil
+			}
+			close(reached)
+			return held
+		}}
+	})
+	id := w.fork("base", 1)[0].ID
+	w.script.onGuest(nil)
+	must(w.svc.Checkpoint(w.ctx(), id, Checkpoint{Sync: true}))
+	ended := make(chan error, 1)
+	go func() {
+		_, err := w.svc.Exec(w.ctx(), id, agentwire.ExecRequest{Argv: []string{"hostname"}})
+		ended <- err
+	}()
+	<-reached
+	must(w.svc.Rollback(w.ctx(), id, ""))
+	err := <-ended
+	w.wantClass(err, errdefs.ErrConflict)
+	if err == nil || !strings.Contains(err.Error(), "was rolled back meanwhile") {
+		t.Errorf("the call ended with %v", err)
+	}
+	w.exec(id, "hostname")
+}
+
+// TestRollbackToBranch: a branch of the sandbox is a place to return to, a branch of
+// another is not.
+func TestRollbackToBranch(t *testing.T) {
+	w := newWorld(t, nil)
+	w.base()
+	pair := w.fork("base", 2)
+	w.eval(pair[0].ID, "v=then")
+	must(w.svc.Branch(w.ctx(), pair[0].ID, Branch{Tag: "mine"}))
+	w.eval(pair[0].ID, "v=now")
+	must(w.svc.Rollback(w.ctx(), pair[0].ID, "mine"))
+	if got := w.eval(pair[0].ID, "v"); got != "then" {
+		t.Errorf("it has %q", got)
+	}
+	for _, to := range []string{"mine", "base"} {
+		_, err := w.svc.Rollback(w.ctx(), pair[1].ID, to)
+		w.wantClass(err, errdefs.ErrNotFound)
 	}
 }

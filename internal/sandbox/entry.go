@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
@@ -20,6 +21,10 @@ type entry struct {
 	info Sandbox
 	// +checklocks:mu
 	used time.Time // when its agent was last asked for something
+	// +checklocks:mu
+	auto autoState
+	// +checklocks:mu
+	changed chan struct{} // closed when the state changes; nil if nobody waits
 }
 
 // active notes that the sandbox is in use.
@@ -48,8 +53,35 @@ func (e *entry) snapshot() Sandbox {
 func (e *entry) update(fn func(*Sandbox)) Sandbox {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	before := e.info.State
 	fn(&e.info)
+	if e.info.State != before && e.changed != nil {
+		close(e.changed)
+		e.changed = nil
+	}
 	return e.info
+}
+
+// left waits until the sandbox is not in state.
+func (e *entry) left(ctx context.Context, state State) error {
+	for {
+		e.mu.Lock()
+		info := e.info
+		if info.State != state {
+			e.mu.Unlock()
+			return nil
+		}
+		if e.changed == nil {
+			e.changed = make(chan struct{})
+		}
+		changed := e.changed
+		e.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("wait for sandbox %s, which is %s: %w", info.ID, state, ctx.Err())
+		}
+	}
 }
 
 // living tells whether the sandbox has a machine.

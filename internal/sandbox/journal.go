@@ -41,11 +41,16 @@ func (s *Service) toRow(info Sandbox) (metadata.Sandbox, error) {
 	if row.Timing, err = json.Marshal(info.Timing); err != nil {
 		return row, fmt.Errorf("encode timing of %s: %w", info.ID, err)
 	}
+	if info.Auto != (AutoCheckpoint{}) {
+		if row.Schedule, err = json.Marshal(info.Auto); err != nil {
+			return row, fmt.Errorf("encode schedule of %s: %w", info.ID, err)
+		}
+	}
 	return row, nil
 }
 
-// fromRow is the inverse of toRow. A receipt or timing that cannot be read is
-// left out: they inform, nothing depends on them.
+// fromRow is the inverse of toRow. A receipt, timing or schedule that cannot be read
+// is left out: no sandbox must be lost because of one.
 func fromRow(row metadata.Sandbox) Sandbox {
 	info := Sandbox{
 		ID: row.ID, Name: row.Name, State: State(row.State), Reason: row.Reason,
@@ -61,5 +66,11 @@ func fromRow(row metadata.Sandbox) Sandbox {
 		info.Receipt = &receipt
 	}
 	_ = json.Unmarshal(row.Timing, &info.Timing)
+	if len(row.Schedule) > 0 {
+		var auto AutoCheckpoint
+		if json.Unmarshal(row.Schedule, &auto) == nil && auto.check() == nil {
+			info.Auto = auto
+		}
+	}
 	return info
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/errdefs"
@@ -150,7 +151,11 @@ func (s *Service) resolveSnapshot(ctx context.Context, ref string) (id, tag stri
 	for _, r := range rows {
 		ids = append(ids, r.ID)
 	}
-	id, err = pick(ident.Snapshot, "snapshot", ref, ids)
+	kind := ident.Snapshot
+	if strings.HasPrefix(ref, string(ident.Checkpoint)) {
+		kind = ident.Checkpoint
+	}
+	id, err = pick(kind, "snapshot", ref, ids)
 	if err != nil {
 		return "", "", errdefs.WithHint(err, "list them with: forkd snapshot ls")
 	}

@@ -112,6 +112,9 @@ func (s *Service) withAgent(ctx context.Context, ref string, fn func(Agent) erro
 	if err == nil {
 		return nil
 	}
+	if e.rolledBack() {
+		return errdefs.New(errdefs.ErrConflict, "sandbox %s was rolled back meanwhile: the call ended with the machine it ran on", info.ID)
+	}
 	if endedMeanwhile(ctx, e, err) {
 		return errdefs.New(errdefs.ErrGuest, "sandbox %s ended meanwhile: %s", info.ID, e.whyEnded())
 	}

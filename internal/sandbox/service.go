@@ -51,6 +51,9 @@ type Config struct {
 	MemoryBudgetMiB int
 	// MaxSandboxes bounds living sandboxes; 0 means DefaultMaxSandboxes.
 	MaxSandboxes int
+	// MinFreeBytes is how much of the disk stays free: what would store something is
+	// refused below. 0 means DefaultMinFreeBytes, negative nothing.
+	MinFreeBytes int64
 	// PoolSize is how many prepared processes are kept for each snapshot in use.
 	PoolSize int
 	Log      func(format string, args ...any)
@@ -58,6 +61,9 @@ type Config struct {
 
 // DefaultMaxSandboxes bounds living sandboxes of one daemon.
 const DefaultMaxSandboxes = 2000
+
+// DefaultMinFreeBytes of the disk stay free.
+const DefaultMinFreeBytes = 1 << 30
 
 // Service is the state machine over sandboxes, snapshots and images. Its methods
 // may be called concurrently.
@@ -105,6 +111,9 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 	if cfg.MaxSandboxes == 0 {
 		cfg.MaxSandboxes = DefaultMaxSandboxes
 	}
+	if cfg.MinFreeBytes == 0 {
+		cfg.MinFreeBytes = DefaultMinFreeBytes
+	}
 	if cfg.Log == nil {
 		cfg.Log = func(string, ...any) {}
 	}
@@ -135,6 +144,7 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 	}
 	s.group.Go(func() { s.fillWarm(s.closing) })
 	s.group.Go(func() { s.sweep(s.closing) })
+	s.group.Go(func() { s.keepSchedules(s.closing) })
 	return s, nil
 }
 

@@ -47,6 +47,7 @@ type Sandbox struct {
 	HoldsSecrets    bool
 	Receipt         *agentwire.Receipt
 	Timing          Timing
+	Auto            AutoCheckpoint // zero if there are none
 
 	owed       string // the verdict its guest waits for, frozen by a capture; or ""
 	machineID  string // of its machine, if a rollback made another; or ""

@@ -42,6 +42,7 @@ type Sandbox struct {
 	VerdictOwed string
 	Receipt     json.RawMessage // of the fork contract; nil until there is one
 	Timing      json.RawMessage
+	Schedule    json.RawMessage // of its automatic checkpoints; nil if there are none
 }
 
 // Life selects sandboxes by whether they have ended.
@@ -67,13 +68,13 @@ type SandboxFilter struct {
 }
 
 const sandboxColumns = `id, name, state, reason, snapshot_id, snapshot_tag, engine, isolation, shape, labels,
-	created_at, ended_at, memory_limit_mib, branch_count, batch, session, holds_secrets, verdict_owed, receipt, timing, cpu_limit_percent, pids_limit, machine_id, restored_id`
+	created_at, ended_at, memory_limit_mib, branch_count, batch, session, holds_secrets, verdict_owed, receipt, timing, cpu_limit_percent, pids_limit, machine_id, restored_id, schedule`
 
 const insertSandbox = `INSERT INTO sandboxes (` + sandboxColumns + `)
-	VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`
+	VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`
 
 const updateSandbox = `UPDATE sandboxes SET (` + sandboxColumns + `)
-	= (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23, ?24) WHERE id = ?1`
+	= (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23, ?24, ?25) WHERE id = ?1`
 
 func (s Sandbox) values() ([]any, error) {
 	shape, err := json.Marshal(s.Shape)
@@ -87,16 +88,16 @@ func (s Sandbox) values() ([]any, error) {
 	return []any{
 		s.ID, s.Name, s.State, s.Reason, s.SnapshotID, s.SnapshotTag, s.Engine, string(s.Isolation), string(shape), string(labels),
 		nanos(s.CreatedAt), nanos(s.EndedAt), s.MemoryLimitMiB, s.BranchCount, s.Batch, s.Session, s.HoldsSecrets, s.VerdictOwed,
-		string(s.Receipt), string(s.Timing), s.CPULimitPercent, s.PIDsLimit, s.MachineID, s.RestoredID,
+		string(s.Receipt), string(s.Timing), s.CPULimitPercent, s.PIDsLimit, s.MachineID, s.RestoredID, string(s.Schedule),
 	}, nil
 }
 
 func scanSandbox(rows *sql.Rows) (Sandbox, error) {
 	var s Sandbox
-	var shape, labels, receipt, timing []byte
+	var shape, labels, receipt, timing, schedule []byte
 	var created, ended int64
 	err := rows.Scan(&s.ID, &s.Name, &s.State, &s.Reason, &s.SnapshotID, &s.SnapshotTag, &s.Engine, &s.Isolation, &shape, &labels,
-		&created, &ended, &s.MemoryLimitMiB, &s.BranchCount, &s.Batch, &s.Session, &s.HoldsSecrets, &s.VerdictOwed, &receipt, &timing, &s.CPULimitPercent, &s.PIDsLimit, &s.MachineID, &s.RestoredID)
+		&created, &ended, &s.MemoryLimitMiB, &s.BranchCount, &s.Batch, &s.Session, &s.HoldsSecrets, &s.VerdictOwed, &receipt, &timing, &s.CPULimitPercent, &s.PIDsLimit, &s.MachineID, &s.RestoredID, &schedule)
 	if err != nil {
 		return s, err
 	}
@@ -112,6 +113,9 @@ func scanSandbox(rows *sql.Rows) (Sandbox, error) {
 	}
 	if len(timing) > 0 {
 		s.Timing = timing
+	}
+	if len(schedule) > 0 {
+		s.Schedule = schedule
 	}
 	return s, nil
 }

@@ -81,6 +81,7 @@ var migrations = []string{
 	ALTER TABLE sandboxes ADD COLUMN pids_limit INTEGER NOT NULL DEFAULT 0;`,
 	`ALTER TABLE sandboxes ADD COLUMN machine_id TEXT NOT NULL DEFAULT '';
 	ALTER TABLE sandboxes ADD COLUMN restored_id TEXT NOT NULL DEFAULT '';`,
+	`ALTER TABLE sandboxes ADD COLUMN schedule TEXT NOT NULL DEFAULT '';`,
 }
 
 // migrate brings the database to the newest schema in one transaction.

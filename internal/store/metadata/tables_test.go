@@ -18,7 +18,7 @@ func full() Sandbox {
 		SnapshotTag: "py-base", Engine: "qemu", Isolation: engine.IsolationEmulated,
 		Shape: engine.Shape{CPUs: 2, MemoryMiB: 512, DiskMiB: 4096}, Labels: map[string]string{"a": "1", "b/c": "x'\"%"},
 		CreatedAt: time.Unix(5, 6).UTC(), MemoryLimitMiB: 7, CPULimitPercent: 9, PIDsLimit: 10, BranchCount: 8, Batch: "batch", Session: "session",
-		HoldsSecrets: true, VerdictOwed: "source", MachineID: "m", RestoredID: "k", Receipt: json.RawMessage(`{"x":1}`), Timing: json.RawMessage(`{"y":2}`),
+		HoldsSecrets: true, VerdictOwed: "source", MachineID: "m", RestoredID: "k", Receipt: json.RawMessage(`{"x":1}`), Timing: json.RawMessage(`{"y":2}`), Schedule: json.RawMessage(`{"z":3}`),
 	}
 }
 
