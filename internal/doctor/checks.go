@@ -174,6 +174,17 @@ func user(f Facts) Check {
 		"run the daemon as root: its machine processes are unprivileged then")
 }
 
+func images(f Facts) Check {
+	const name = "image-builds"
+	switch {
+	case f.ImageErr != nil:
+		return notPass(name, Warn, oneLine(f.ImageErr), remedyOf(f.ImageErr, "build images with a daemon of root"))
+	case f.UID == 0:
+		return pass(name, "as root, in private mount and process namespaces")
+	}
+	return pass(name, "in a user namespace, with this user's subordinate ids")
+}
+
 func sharedMemory(f Facts) Check {
 	const name = "shared-memory"
 	if f.ShmErr != nil {

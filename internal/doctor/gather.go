@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"forkd.dev/forkd/internal/errdefs"
+	"forkd.dev/forkd/internal/image"
 	"forkd.dev/forkd/internal/linux"
 	"forkd.dev/forkd/internal/linux/cgroup"
 )
@@ -26,6 +27,7 @@ type Facts struct {
 	CPU        linux.CPU
 	CPUErr     error
 	Cores      int
+	ImageErr   error // why this user cannot build images
 	KVM        linux.KVMSpeed
 	KVMErr     error
 	Kernel     string
@@ -76,6 +78,7 @@ func Gather(ctx context.Context, dataDir string) Facts {
 	}
 	f.CPU, f.CPUErr = linux.ReadCPU()
 	f.KVM, f.KVMErr = linux.KVMProbe(ctx)
+	f.ImageErr = image.CheckBuilder(ctx)
 	f.Kernel, f.KernelErr = linux.KernelRelease()
 	f.Cgroups, f.CgroupsErr = cgroup.Describe()
 	f.Memory, f.MemoryErr = linux.ReadHostMemory()

@@ -53,6 +53,7 @@ func Run(ctx context.Context, in Input) Report {
 		kernel(in.Facts),
 		cgroups(in.Facts),
 		user(in.Facts),
+		images(in.Facts),
 		capacity(in),
 		disk(in),
 		sharedMemory(in.Facts),

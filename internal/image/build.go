@@ -129,7 +129,7 @@ func (s *Store) buildFrom(ctx context.Context, src source, img Image, progress P
 	if err := os.Mkdir(tmp, 0o700); err != nil {
 		return Image{}, classify(err)
 	}
-	defer os.RemoveAll(tmp) // nothing is there any more once it is published
+	defer func() { _ = removeTree(context.WithoutCancel(ctx), tmp) }() // nothing is there any more once it is published
 	whole := filepath.Join(tmp, "image")
 	if err := os.Mkdir(whole, 0o755); err != nil {
 		return Image{}, classify(err)
@@ -175,7 +175,7 @@ func (s *Store) buildDisk(ctx context.Context, src source, tree, disk string, mi
 	if err := syncPath(disk); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(tree); err != nil {
+	if err := removeTree(ctx, tree); err != nil {
 		return fmt.Errorf("remove build tree: %w", err)
 	}
 	return nil

@@ -44,6 +44,8 @@ const (
 	// privateMounts gives private mount and process namespaces: all mounts and all
 	// processes, daemons included, end with the program. It needs root.
 	privateMounts
+	// mappedUsers gives an ordinary user the same, as root of a user namespace.
+	mappedUsers
 )
 
 // commandError is a program that failed. Tail is the end of its output.
@@ -100,24 +102,36 @@ func run(ctx context.Context, c command) ([]byte, error) {
 func build(ctx context.Context, c command, path string) *exec.Cmd {
 	argv := append([]string{path}, c.args...)
 	attr := &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if c.isolate == privateMounts {
+	switch c.isolate {
+	case privateMounts:
 		// The shell stays process 1 of the namespace and reaps; with a /proc of its
 		// own the program sees only itself. Unshare, unlike clone, makes mounts private.
-		argv = append([]string{"/bin/sh", "-c", `umask 022; mount -t proc proc /proc || exit 125; "$@"; exit $?`, "forkd-build"}, argv...)
+		argv = append(buildShell(), argv...)
 		attr.Cloneflags = syscall.CLONE_NEWPID
 		attr.Unshareflags = syscall.CLONE_NEWNS
-	} else {
+	case mappedUsers:
+		argv = append(append(append([]string{"unshare"}, unshareArgs()...), buildShell()...), argv...)
+		attr.Setpgid = true
+	case shareAll:
 		attr.Setpgid = true
 	}
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	if c.isolate == mappedUsers {
+		cmd.Path, cmd.Err = "/usr/bin/unshare", nil // of util-linux, which is everywhere
+	}
 	cmd.Dir = c.dir
 	cmd.Env = append(toolEnv(), c.env...)
 	cmd.SysProcAttr = attr
 	cmd.WaitDelay = drainTime
-	if c.isolate == shareAll {
+	if attr.Setpgid {
 		cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	}
 	return cmd
+}
+
+// buildShell is process 1 of a namespace: it gives it a /proc of its own and reaps.
+func buildShell() []string {
+	return []string{"/bin/sh", "-c", `umask 022; mount -t proc proc /proc || exit 125; "$@"; exit $?`, "forkd-build"}
 }
 
 // toolEnv is what outside programs see: nothing of ours but the proxies.

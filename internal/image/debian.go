@@ -42,16 +42,14 @@ func (d debian) describe() string { return "debian:" + debianSuite }
 
 // check fails with what is missing on this host, before any work is done.
 func (d debian) check() error {
-	if os.Geteuid() != 0 {
-		return errdefs.WithHint(errdefs.New(errdefs.ErrUnsupported, "build a Debian image as an ordinary user"),
-			"run forkd serve as root to build images")
-	}
 	if _, err := os.Stat(d.keyring); err != nil {
 		return errdefs.WithHint(errdefs.New(errdefs.ErrUnavailable, "verify Debian packages: %w", err),
 			"apt-get install debian-archive-keyring")
 	}
-	_, err := findTool("mmdebstrap")
-	return err
+	if _, err := findTool("mmdebstrap"); err != nil {
+		return err
+	}
+	return CheckBuilder(context.Background())
 }
 
 func (d debian) fill(ctx context.Context, dir string, progress Progress) error {
@@ -61,7 +59,7 @@ func (d debian) fill(ctx context.Context, dir string, progress Progress) error {
 	}
 	defer os.RemoveAll(tmp)
 	_, err := run(ctx, command{
-		name: "mmdebstrap", args: d.args(dir), isolate: privateMounts,
+		name: "mmdebstrap", args: d.args(dir), isolate: buildIsolation(),
 		env: []string{"TMPDIR=" + tmp, "FORKD_APT_CACHE=" + d.aptCache},
 		onLine: func(line string) {
 			reportMmdebstrap(line, progress)

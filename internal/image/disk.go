@@ -49,7 +49,13 @@ const mke2fsConf = `[defaults]
 
 // makeDisk writes the tree to a new, sparse ext4 disk of mib MiB at disk.
 func makeDisk(ctx context.Context, tree, disk string, mib int) error {
-	size, err := measureTree(tree)
+	measure := measureMapped
+	isolate := mappedUsers
+	if os.Geteuid() == 0 {
+		isolate = shareAll
+		measure = func(_ context.Context, dir string) (treeSize, error) { return measureTree(dir) }
+	}
+	size, err := measure(ctx, tree)
 	if err != nil {
 		return err
 	}
@@ -68,7 +74,7 @@ func makeDisk(ctx context.Context, tree, disk string, mib int) error {
 	if err != nil {
 		return err
 	}
-	_, err = run(ctx, command{name: "mke2fs", args: args, env: []string{"MKE2FS_CONFIG=" + conf}})
+	_, err = run(ctx, command{name: "mke2fs", args: args, env: []string{"MKE2FS_CONFIG=" + conf}, isolate: isolate})
 	switch tail := tailOf(err); {
 	case err == nil:
 		return nil

@@ -80,7 +80,7 @@ func removeTemps(dir string) error {
 	}
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), tempPrefix) {
-			if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+			if err := removeTree(context.Background(), filepath.Join(dir, e.Name())); err != nil {
 				return fmt.Errorf("remove leftover %s: %w", e.Name(), err)
 			}
 		}

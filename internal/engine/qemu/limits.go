@@ -55,7 +55,8 @@ func (l limiter) apply(spec engine.Spec, pid int) error {
 	asked := spec.Limits != (engine.Limits{})
 	if l.unavailable != "" {
 		if asked {
-			return errdefs.New(errdefs.ErrUnsupported, "limit %s: %s", spec.ID, l.unavailable)
+			return errdefs.WithHint(errdefs.New(errdefs.ErrUnsupported, "limit %s: %s", spec.ID, l.unavailable),
+				"run the daemon as root, or in a group of its own: systemd-run --user --scope -p Delegate=yes forkd serve")
 		}
 		return nil
 	}
