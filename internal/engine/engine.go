@@ -155,6 +155,18 @@ type MemoryMeter interface {
 	OccupiedKiB() (int64, error)
 }
 
+// ResidentKeeper is implemented by drivers that keep memory of snapshots at hand.
+type ResidentKeeper interface {
+	Residents() []Resident
+}
+
+// Resident is the memory of one snapshot, kept so that forks can share it.
+type Resident struct {
+	SnapshotID string
+	Bytes      int64
+	Machines   int // that map it now, prepared ones too
+}
+
 // Compactor is implemented by drivers whose captures store differences.
 type Compactor interface {
 	// Compact writes the last state of chain (root first) into dir so that it needs

@@ -37,6 +37,10 @@ var builtinImages = map[string][]string{
 func (s *Service) ensureBuiltin(ctx context.Context, name string, progress Progress) (string, error) {
 	return s.builds.do(ctx, "snapshot "+name, progress, func(ctx context.Context, tell Progress) (string, error) {
 		id, _, err := s.resolveSnapshot(ctx, name)
+		if err == nil && s.spoiled(ctx, id) {
+			sn, err := s.rebuild(ctx, id, name, tell)
+			return sn.ID, err
+		}
 		if !errors.Is(err, errdefs.ErrNotFound) {
 			return id, err
 		}

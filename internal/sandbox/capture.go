@@ -93,6 +93,9 @@ func (s *Service) checkCreate(ctx context.Context, req *CreateSnapshot) error {
 	if err := checkSizes(req.Shape); err != nil {
 		return err
 	}
+	if err := s.checkSpace("make a snapshot", 0); err != nil {
+		return err
+	}
 	return s.checkNewTag(ctx, req.Tag, req.Replace)
 }
 

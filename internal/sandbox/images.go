@@ -18,6 +18,9 @@ func (s *Service) BuildImage(ctx context.Context, b BuildImage, progress Progres
 	if progress == nil {
 		progress = func(string, float64) {}
 	}
+	if err := s.checkSpace("build an image", 0); err != nil {
+		return Image{}, err
+	}
 	img, err := s.buildImage(ctx, image.BuildSpec{Name: b.Name, Replace: b.Replace, Packages: b.Packages, DiskMiB: b.DiskMiB}, progress)
 	if err != nil {
 		return Image{}, err

@@ -49,7 +49,7 @@ func (s *Service) leaseFor(snapshotID, holder string) func() {
 // plan resolves the snapshot of f, making a built-in first if it is one.
 func (s *Service) plan(ctx context.Context, f Fork) (*plan, error) {
 	id, tag, err := s.resolveSnapshot(ctx, f.Snapshot)
-	if errors.Is(err, errdefs.ErrNotFound) && isBuiltin(f.Snapshot) {
+	if isBuiltin(f.Snapshot) && (errors.Is(err, errdefs.ErrNotFound) || err == nil && s.spoiled(ctx, id)) {
 		id, err = s.ensureBuiltin(ctx, f.Snapshot, f.Progress)
 		tag = f.Snapshot
 	}

@@ -144,20 +144,31 @@ func (m *Machine) store(dir, parentID string, now, parent content) (engine.Captu
 	if err := writeSealed(filepath.Join(dir, deviceArtifact), now.Device); err != nil {
 		return engine.CaptureResult{}, err
 	}
-	res := engine.CaptureResult{CopiedBytes: copied, Artifacts: []engine.Artifact{
+	res := engine.CaptureResult{CopiedBytes: copied}
+	if res.Artifacts, err = listArtifacts(dir); err != nil {
+		return engine.CaptureResult{}, err
+	}
+	for _, a := range res.Artifacts {
+		res.LayerBytes += a.Bytes
+	}
+	return res, nil
+}
+
+// listArtifacts measures the artifacts that were written to dir.
+func listArtifacts(dir string) ([]engine.Artifact, error) {
+	list := []engine.Artifact{
 		{Name: memoryArtifact, Kind: "memory", Format: layerfmt.Format},
 		{Name: diskArtifact, Kind: "disk", Format: formatDisk},
 		{Name: deviceArtifact, Kind: "device", Format: formatDevice},
-	}}
-	for i, a := range res.Artifacts {
+	}
+	for i, a := range list {
 		st, err := os.Stat(filepath.Join(dir, a.Name))
 		if err != nil {
-			return engine.CaptureResult{}, fmt.Errorf("list artifacts: %w", err)
+			return nil, fmt.Errorf("list artifacts: %w", err)
 		}
-		res.Artifacts[i].Bytes = st.Sys().(*syscall.Stat_t).Blocks * 512
-		res.LayerBytes += res.Artifacts[i].Bytes
+		list[i].Bytes = st.Sys().(*syscall.Stat_t).Blocks * 512
 	}
-	return res, nil
+	return list, nil
 }
 
 func units(shape engine.Shape) uint64 {
