@@ -28,6 +28,7 @@ type Sandbox struct {
 	Labels       map[string]string `json:"labels"`
 	EndedAtUnix  *int64            `json:"ended_at_unix,omitempty"`
 	HoldsSecrets bool              `json:"holds_secrets"`
+	Auto         *AutoCheckpoint   `json:"auto_checkpoint,omitempty"` // the schedule, if there is one
 	Receipt      *Receipt          `json:"receipt,omitempty"`
 	Timing       Timing            `json:"timing"`
 	Usage        *Usage            `json:"usage,omitempty"` // of a living one, by GET of one only
@@ -134,6 +135,7 @@ type Exec struct {
 	Stdin       *string           `json:"stdin,omitempty"`
 	StdinBase64 []byte            `json:"stdin_base64,omitempty"` // instead of stdin
 	OutputLimit int               `json:"output_limit,omitempty"` // bytes of stdout and stderr each
+	Checkpoint  bool              `json:"checkpoint,omitempty"`   // make a checkpoint before
 }
 
 // ExecResult is the end of a program. Stdout and Stderr are text in which
@@ -151,6 +153,7 @@ type ExecResult struct {
 	DurationMS   float64 `json:"duration_ms"`
 	CPUMS        float64 `json:"cpu_ms"`
 	MaxRSSKiB    int64   `json:"max_rss_kib"`
+	CheckpointID string  `json:"checkpoint_id,omitempty"` // made before, as asked
 }
 
 // StdoutBytes returns exactly what the program wrote to its standard output.

@@ -53,7 +53,7 @@ func sandboxOf(sb sandbox.Sandbox) api.Sandbox {
 		Engine: sb.Engine, Isolation: string(sb.Isolation),
 		CPUs: sb.Shape.CPUs, MemoryMiB: sb.Shape.MemoryMiB, DiskMiB: sb.Shape.DiskMiB,
 		CPULimit: cpuLimit(sb.CPULimitPercent), PIDsLimit: positive(sb.PIDsLimit),
-		Labels: orEmpty(sb.Labels), HoldsSecrets: sb.HoldsSecrets, Receipt: receiptOf(sb.Receipt),
+		Labels: orEmpty(sb.Labels), HoldsSecrets: sb.HoldsSecrets, Auto: autoOf(sb.Auto), Receipt: receiptOf(sb.Receipt),
 		Timing: api.Timing{
 			Pool: string(sb.Timing.Pool), StartMS: ms(sb.Timing.Start), HelloMS: ms(sb.Timing.Hello),
 			IdentityMS: ms(sb.Timing.Identity), TotalMS: ms(sb.Timing.Total),

@@ -27,6 +27,10 @@ func (s *server) exec(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	checkpoint, err := s.checkpointFirst(r, ref, req)
+	if err != nil {
+		return err
+	}
 	res, err := s.svc.Exec(r.Context(), ref, call)
 	if errors.Is(err, errdefs.ErrNotFound) && s.runs(r, ref) {
 		// The sandbox is there, so the program is not: the guest's answer, as a shell
@@ -34,9 +38,11 @@ func (s *server) exec(w http.ResponseWriter, r *http.Request) error {
 		res, err = agentwire.ExecResult{ExitCode: exitNoProgram, Stderr: []byte(err.Error() + "\n")}, nil
 	}
 	if err != nil {
-		return err
+		return withCheckpoint(err, ref, checkpoint)
 	}
-	respond(w, http.StatusOK, execResultOf(res))
+	answer := execResultOf(res)
+	answer.CheckpointID = checkpoint
+	respond(w, http.StatusOK, answer)
 	return nil
 }
 

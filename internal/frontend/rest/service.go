@@ -19,6 +19,7 @@ type Service interface {
 	Images
 	Operator
 	Brancher
+	Checkpointer
 }
 
 // Sandboxes is the life of sandboxes.

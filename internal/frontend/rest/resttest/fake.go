@@ -45,6 +45,8 @@ type Service struct {
 	// +checklocks:mu
 	snapshots []sandbox.Snapshot
 	// +checklocks:mu
+	checkpoints []checkpoint
+	// +checklocks:mu
 	images []sandbox.Image
 	// +checklocks:mu
 	pools []sandbox.WarmPool
