@@ -19,11 +19,14 @@ var ErrLeak = errors.New("something is left behind")
 // The things that are counted. A negative count means that it cannot be seen.
 const (
 	countProcesses   = "processes"   // the daemon and all below it
-	countDescriptors = "descriptors" // of the daemon
+	countDescriptors = "descriptors" // of the daemon, without the journal's: a pool of connections with a bound
 	countMemfds      = "memfds"      // descriptors of the daemon that are memory files
 	countCgroups     = "cgroups"     // of the daemon's sandboxes
 	countDirectories = "directories" // of sandboxes
 )
+
+// journalFile is how the names of the journal's files start.
+const journalFile = "forkd.db"
 
 // Leaks is what was there before and after.
 type Leaks struct {
@@ -82,12 +85,15 @@ func (i *inspector) counts() map[string]int {
 		out[countProcesses] = len(tree(all, i.daemon))
 	}
 	if links, err := os.ReadDir(i.fs.path(i.daemon, "fd")); err == nil {
-		out[countDescriptors], out[countMemfds] = len(links), 0
+		out[countDescriptors], out[countMemfds] = 0, 0
 		for _, l := range links {
 			// One that was closed meanwhile is no memory file.
 			target, _ := os.Readlink(i.fs.path(i.daemon, filepath.Join("fd", l.Name())))
 			if strings.HasPrefix(target, "/memfd:") {
 				out[countMemfds]++
+			}
+			if !strings.HasPrefix(filepath.Base(target), journalFile) {
+				out[countDescriptors]++
 			}
 		}
 	}

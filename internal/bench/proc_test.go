@@ -94,7 +94,7 @@ func TestInspectorCounts(t *testing.T) {
 	if err := os.MkdirAll(fd, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for name, target := range map[string]string{"0": "/dev/null", "5": "/memfd:snapshot (deleted)", "6": "socket:[1]"} {
+	for name, target := range map[string]string{"0": "/dev/null", "5": "/memfd:snapshot (deleted)", "6": "socket:[1]", "7": "/data/forkd.db-wal"} {
 		if err := os.Symlink(target, filepath.Join(fd, name)); err != nil {
 			t.Fatal(err)
 		}
