@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"time"
@@ -40,6 +41,7 @@ func (f *execFlags) register(cmd *cobra.Command) {
 
 func (a *app) execCommand() *cobra.Command {
 	var f execFlags
+	var checkpoint bool
 	cmd := &cobra.Command{
 		Use:     "exec SANDBOX -- PROGRAM [ARG...]",
 		Short:   "Run a program in a sandbox",
@@ -61,14 +63,19 @@ func (a *app) execCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			req.Checkpoint = checkpoint
 			res, err := c.Exec(cmd.Context(), args[0], req)
 			if err != nil {
 				return err
+			}
+			if res.CheckpointID != "" && !a.json {
+				a.note(fmt.Sprintf("checkpoint %s; go back with: forkd rollback %s %s", res.CheckpointID, args[0], res.CheckpointID))
 			}
 			return a.execDone(res)
 		},
 	}
 	f.register(cmd)
+	cmd.Flags().BoolVar(&checkpoint, "checkpoint", false, "make a checkpoint before, and tell its id")
 	return cmd
 }
 
