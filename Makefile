@@ -46,8 +46,8 @@ lint: lint-light ## lint-light and golangci-lint (built from source the first ti
 	  mv .cache/bin/golangci-lint .cache/bin/golangci-lint-$(GOLANGCI_LINT_VERSION); }
 	.cache/bin/golangci-lint-$(GOLANGCI_LINT_VERSION) run ./...
 
-fuzz: ## run each fuzz target for FUZZTIME (10s)
-	@scripts/fuzz.sh $(FUZZTIME)
+fuzz: ## run each fuzz target for FUZZTIME (10s); FUZZTIME_OTHERS is for less exposed ones
+	@scripts/fuzz.sh $(FUZZTIME) $(FUZZTIME_OTHERS)
 
 bench: ## Go benchmarks of the pure packages
 	go test -run '^$$' -bench . -benchmem ./...

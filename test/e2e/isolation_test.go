@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"forkd.dev/forkd/internal/linux"
+	forkd "forkd.dev/forkd/sdk/go"
 )
 
 // TestForksDoNotSeeEachOther writes different data to one path in two forks, on
@@ -101,13 +102,8 @@ func digest(path string) (string, error) {
 // ones too, from the host.
 func TestMachineProcessIsConfined(t *testing.T) {
 	w := running(t)
-	w.fork(t, "py-base", 3)
-	found := machines(w.data)
-	if len(found) < 3 {
-		t.Fatalf("only %d machines run", len(found))
-	}
 	uids := map[string]string{}
-	for id, p := range found {
+	for id, p := range w.settled(t, w.fork(t, "py-base", 3)) {
 		st := status(t, p.pid)
 		uid := strings.Fields(st["Uid"])
 		if uid[0] == "0" || slices.ContainsFunc(uid, func(u string) bool { return u != uid[0] }) {
@@ -134,6 +130,31 @@ func TestMachineProcessIsConfined(t *testing.T) {
 	}
 }
 
+// settled returns the machines of all processes, prepared ones too. One that is
+// just being prepared opens its files first and then locks itself in, before it
+// has anything of a guest; it is waited for. The forks themselves never are.
+func (w *world) settled(t *testing.T, forks []forkd.Sandbox) map[string]process {
+	t.Helper()
+	found := machines(w.data)
+	for _, sb := range forks {
+		if _, ok := found[sb.ID]; !ok {
+			t.Fatalf("%s has no process", sb.ID)
+		}
+	}
+	for id, p := range found {
+		if slices.ContainsFunc(forks, func(sb forkd.Sandbox) bool { return sb.ID == id }) {
+			continue
+		}
+		eventually(t, func() error {
+			if uid := strings.Fields(status(t, p.pid)["Uid"]); uid[0] == "0" {
+				return fmt.Errorf("%s is still root", id)
+			}
+			return nil
+		})
+	}
+	return found
+}
+
 // checkRoot: the process sees an empty directory instead of the host.
 func checkRoot(t *testing.T, id string, pid int) {
 	t.Helper()
@@ -157,8 +178,7 @@ func sameNamespace(t *testing.T, name string, pid int) bool {
 // process: what can be written is its own, and the shared memory is sealed.
 func TestNoDescriptorCanWriteASnapshot(t *testing.T) {
 	w := running(t)
-	w.fork(t, "py-base", 3)
-	for id, p := range machines(w.data) {
+	for id, p := range w.settled(t, w.fork(t, "py-base", 3)) {
 		sealed := 0
 		dir := fmt.Sprintf("/proc/%d/fd", p.pid)
 		for _, name := range namesIn(dir) {

@@ -21,7 +21,7 @@ import (
 // Patience with things that end by themselves. None of them is a promise of speed.
 const (
 	startPatience   = 30 * time.Second
-	preparePatience = 4 * time.Minute
+	preparePatience = 6 * time.Minute
 	endPatience     = 30 * time.Second
 )
 
