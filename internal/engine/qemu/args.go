@@ -58,7 +58,7 @@ func (p *process) args() ([]string, *fdTable) {
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-name", p.name,
 		"-machine", "microvm,acpi=on,rtc=on,pcie=off,pit=off,pic=off,isa-serial=on,auto-kernel-cmdline=off,memory-backend=ram",
-		"-accel", "tcg,thread=multi",
+		"-accel", fmt.Sprintf("tcg,thread=multi,tb-size=%d", translationMiB),
 		"-cpu", "max",
 		"-smp", strconv.Itoa(p.shape.CPUs),
 		"-m", fmt.Sprintf("%dM", p.shape.MemoryMiB),

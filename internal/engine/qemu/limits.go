@@ -16,12 +16,16 @@ type limiter struct {
 	unavailable string // why there are no control groups here, or ""
 }
 
-// Defaults of engine.Limits. QEMU with TCG needs about 200 MiB beside the guest's
-// memory for translated code and buffers, and a thread per CPU and disk request.
-// The guest's memory counts twice: the first write to a page that is a hole in the
-// memory image fills the hole too, and both are charged to who writes.
+// translationMiB bounds the code that QEMU translates before it starts anew; left
+// to itself it takes up to a GiB, as a guest runs more and more different programs.
+const translationMiB = 256
+
+// Defaults of engine.Limits. QEMU needs memory for translated code and buffers
+// beside the guest's, and a thread per CPU and disk request. The guest's memory
+// counts twice: the first write to a page that is a hole in the memory image fills
+// the hole too, and both are charged to who writes.
 const (
-	extraMemoryMiB = 256
+	extraMemoryMiB = translationMiB + 256
 	defaultPIDs    = 128
 )
 
