@@ -105,8 +105,7 @@ var (
 // apt takes the mirrors, and of apt.conf what they need.
 func (d *detector) apt() {
 	proxies := map[string]string{}
-	conf := []string{
-		`Acquire::http::Proxy "` + proxyMark + `";`, `Acquire::https::Proxy "` + proxyMark + `";`,
+	conf := []string{ // the proxy is in the environment
 		`Acquire::https::CaInfo "` + inBuild(bundleName) + `";`,
 		// What lists and packages leave goes with the build.
 		`Dir::State::Lists "` + inCache("apt/lists") + `/";`, `Dir::Cache "` + inCache("apt/cache") + `/";`,

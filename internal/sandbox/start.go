@@ -74,6 +74,7 @@ type starting struct {
 	offset int64  // of its log, read so far
 	line   []byte // its last, unfinished line
 	seen   bool   // a line matched
+	forked bool   // the command has ended well; what it left behind runs
 }
 
 // start starts the program, if there is one, and waits until it is ready. If that
@@ -117,13 +118,8 @@ func (s *starting) await(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		select {
-		case code, told := <-s.program.Exited():
-			if !told {
-				return errdefs.New(errdefs.ErrGuest, "start command %q: the connection to the guest was lost", s.st.Command)
-			}
-			return errdefs.New(errdefs.ErrInvalid, "start command %q ended with exit code %d before it was ready", s.st.Command, code)
-		default:
+		if err := s.ended(); err != nil {
+			return err
 		}
 		if ready {
 			return nil
@@ -137,6 +133,29 @@ func (s *starting) await(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
+}
+
+// ended tells whether the program has ended in a way that leaves nothing to wait
+// for. A command that ends well may have started what becomes ready.
+func (s *starting) ended() error {
+	if s.forked {
+		return nil
+	}
+	select {
+	case code, told := <-s.program.Exited():
+		if !told {
+			return errdefs.New(errdefs.ErrGuest, "start command %q: the connection to the guest was lost", s.st.Command)
+		}
+		if s.forked = code == 0 && s.conditional(); !s.forked {
+			return errdefs.New(errdefs.ErrInvalid, "start command %q ended with exit code %d before it was ready", s.st.Command, code)
+		}
+	default:
+	}
+	return nil
+}
+
+func (s *starting) conditional() bool {
+	return s.st.Ready != "" || s.st.ReadyLog != "" || s.st.ReadyPort != 0
 }
 
 // unmet names the conditions.
@@ -167,8 +186,7 @@ func (s *starting) ready(ctx context.Context) (bool, error) {
 		}
 	}
 	if s.st.Ready == "" {
-		conditional := s.st.ReadyLog != "" || s.st.ReadyPort != 0
-		return conditional || time.Since(s.begin) >= min(settleTime, s.st.ReadyTimeout/2), nil
+		return s.conditional() || time.Since(s.begin) >= min(settleTime, s.st.ReadyTimeout/2), nil
 	}
 	var res agentwire.ExecResult
 	req := s.command(s.st.Ready)
