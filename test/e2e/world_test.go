@@ -310,7 +310,8 @@ func (w *world) endSandboxes() error {
 		if sb.EndedAtUnix != nil {
 			continue
 		}
-		if err := w.client.Kill(ctx, sb.ID); err != nil && !errors.Is(err, forkd.ErrNotFound) {
+		err := w.client.Kill(ctx, sb.ID)
+		if err != nil && !errors.Is(err, forkd.ErrNotFound) && !errors.Is(err, forkd.ErrConflict) { // a conflict: it is being ended
 			errs = append(errs, fmt.Errorf("kill %s: %w", sb.ID, err))
 		}
 	}
