@@ -11,8 +11,8 @@ import (
 // Admission: before anything is created for a call, room for all of it is
 // reserved. What binds is the number of living sandboxes and the memory budget:
 // what all machines occupy now and a reserve for each sandbox that is admitted
-// but has not shown yet what it needs. Warm machines of other snapshots give way
-// first. A call that waits is served in order, and nobody overtakes it.
+// but has not shown yet what it needs. Prepared machines of other snapshots give
+// way first. A call that waits is served in order, and nobody overtakes it.
 
 // reserveMiB is what a new sandbox is expected to need: QEMU's own memory and the
 // pages it will touch first.
@@ -68,7 +68,7 @@ func (s *Service) admit(ctx context.Context, d demand) (*room, error) {
 		if err != nil || r != nil {
 			return r, err
 		}
-		if short.yielding && !d.refill && s.yieldWarm(d.n-short.fits, d.snapshot) {
+		if short.yielding && !d.refill && (s.yieldWarm(d.n-short.fits, d.snapshot) || s.yieldBlank(d.snapshot)) {
 			continue
 		}
 		if d.wait == 0 {
@@ -105,10 +105,8 @@ func (s *Service) tryAdmit(d demand, w *waiter) (*room, shortage, error) {
 	if err != nil {
 		return nil, shortage{}, err
 	}
-	claims := 0
-	if d.snapshot != "" {
-		claims = s.warm.ready(d.snapshot)
-	}
+	// Machines that the call will claim have their memory already.
+	roomMiB := mem.roomMiB() + s.claimableMiB(d)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	living := s.reserved
@@ -118,8 +116,7 @@ func (s *Service) tryAdmit(d demand, w *waiter) (*room, shortage, error) {
 		}
 	}
 	short := shortage{fits: s.cfg.MaxSandboxes - living, binds: "the limit of living sandboxes binds, see --max-sandboxes"}
-	// Warm machines have their memory already.
-	if byMemory := mem.roomMiB()/reserveMiB - s.reserved + claims; byMemory < short.fits {
+	if byMemory := roomMiB/reserveMiB - s.reserved; byMemory < short.fits {
 		short = shortage{fits: byMemory, binds: mem.binds(), yielding: true}
 	}
 	if first := s.queue; len(first) > 0 && first[0] != w {

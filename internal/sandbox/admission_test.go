@@ -185,6 +185,27 @@ func TestWarmGivesWay(t *testing.T) {
 	w.noWarm("other")
 }
 
+// TestBlankGivesWay: blank machines of one snapshot make room for forks of another.
+func TestBlankGivesWay(t *testing.T) {
+	meter := &metered{eachMiB: reserveMiB}
+	w := newWorld(t, func(c *Config) {
+		meter.Driver = c.Engine.(*fake.Driver)
+		c.Engine, c.MemoryBudgetMiB, c.PoolSize = meter, 4*reserveMiB, 2
+	})
+	meter.host = w.host
+	base := w.base()
+	w.create(CreateSnapshot{Tag: "other", From: "base"})
+	sb := w.fork("base", 1)[0]
+	w.eventually("blank machines are ready", func() bool { return meter.Pooled(base.ID) == 2 })
+	made := w.fork("other", 3)
+	if n := meter.Pooled(base.ID); n != 0 {
+		t.Errorf("%d blank machines are left", n)
+	}
+	for _, sb := range append(made, sb) {
+		w.kill(sb.ID)
+	}
+}
+
 // TestWarmSurvivesRestart: the wish does, the machines do not; it goes with its snapshot.
 func TestWarmSurvivesRestart(t *testing.T) {
 	w := newWorld(t, nil)

@@ -33,9 +33,58 @@ func (s *Service) keepPool(p *plan) {
 		pooler.Prepare(q.chain, 0, nil)
 		s.discardPrepared(q.id)
 	}
-	if pooler.Pooled(p.id) < size {
+	if missing := size - pooler.Pooled(p.id); missing > 0 && s.affords(missing) {
 		pooler.Prepare(p.chain, size, func() (engine.Spec, error) { return s.preparedSpec(p) })
 	}
+}
+
+// affords tells whether there is room for n blank machines beside what is admitted.
+func (s *Service) affords(n int) bool {
+	mem, err := s.readMemory()
+	if err != nil {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.queue) == 0 && mem.roomMiB() >= n*blankMiB+s.reserved*reserveMiB
+}
+
+// claimableMiB is what the machines occupy that d will claim.
+func (s *Service) claimableMiB(d demand) int {
+	if d.snapshot == "" {
+		return 0
+	}
+	warm := min(s.warm.ready(d.snapshot), d.n)
+	mib := warm * reserveMiB
+	if pooler, ok := s.cfg.Engine.(engine.Pooler); ok {
+		mib += min(pooler.Pooled(d.snapshot), d.n-warm) * blankMiB
+	}
+	return mib
+}
+
+// yieldBlank ends the blank machines of other snapshots than keep, to make room. It
+// reports whether there were any.
+func (s *Service) yieldBlank(keep string) bool {
+	pooler, ok := s.cfg.Engine.(engine.Pooler)
+	if !ok {
+		return false
+	}
+	s.mu.Lock()
+	var gone []*plan
+	s.pools = slices.DeleteFunc(s.pools, func(p *plan) bool {
+		if p.id != keep {
+			gone = append(gone, p)
+		}
+		return p.id != keep
+	})
+	s.mu.Unlock()
+	any := false
+	for _, p := range gone {
+		any = any || pooler.Pooled(p.id) > 0
+		pooler.Prepare(p.chain, 0, nil)
+		s.discardPrepared(p.id)
+	}
+	return any
 }
 
 // preparedSpec is the spec of a machine for the pool. Its directory is ours until it
