@@ -43,6 +43,7 @@ func TestSchemasAreTheGoTypes(t *testing.T) {
 		ForkFailure{}, ForkLine{}, Exec{}, ExecResult{}, Eval{}, EvalResult{}, Pong{}, Snapshot{}, Recipe{}, SnapshotDetail{},
 		CreateSnapshot{}, SnapshotLine{}, SetTag{}, Image{}, BuildImage{}, ImageLine{},
 		Pool{}, SetPool{}, Stat{}, Start{}, BranchSandbox{}, Branch{},
+		CompactSnapshot{}, Verify{}, Verified{}, VerifyResult{}, VerifyLine{}, DiskUsage{}, SnapshotUse{}, ImageUse{}, Resident{}, Prune{}, Pruned{}, PruneResult{},
 		CreateCheckpoint{}, Rollback{}, RolledBack{}, AutoCheckpoint{},
 	}
 	for _, v := range all {

@@ -32,6 +32,7 @@ func (a *app) snapshotCommand() *cobra.Command {
 	cmd.AddCommand(
 		a.snapshotCreateCommand("create"), a.snapshotLsCommand("ls"), a.snapshotInfoCommand("info SNAPSHOT"),
 		a.snapshotRmCommand("rm SNAPSHOT..."), a.snapshotTagCommand(), a.snapshotUntagCommand(),
+		a.snapshotCompactCommand("compact SNAPSHOT --to TAG"), a.snapshotRebuildCommand(),
 	)
 	return cmd
 }
@@ -40,6 +41,7 @@ func (a *app) snapshotCommand() *cobra.Command {
 func (a *app) aliasCommands() []*cobra.Command {
 	list := []*cobra.Command{
 		a.snapshotLsCommand("images"), a.snapshotRmCommand("rmi SNAPSHOT..."), a.snapshotInfoCommand("snapshot-info SNAPSHOT"),
+		a.snapshotCompactCommand("snapshot-compact"),
 	}
 	for _, cmd := range list {
 		cmd.Hidden = true
@@ -190,12 +192,16 @@ func (a *app) snapshotRows(sn forkd.SnapshotDetail) [][]string {
 		{"engine", sn.Engine + ", " + sn.Isolation},
 		{"size", fmt.Sprintf("%d CPUs, %d MiB memory, %d MiB disk", sn.CPUs, sn.MemoryMiB, sn.DiskMiB)},
 		{"stored", fmt.Sprintf("memory %s, disk %s, devices %s", size(sn.MemoryBytes), size(sn.DiskBytes), size(sn.VMStateBytes))},
+		{"with ancestors", fmt.Sprintf("%s of %s", size(sn.ChainBytes), size(sn.MemoryLogicalBytes+sn.DiskLogicalBytes))},
+		{"depth", strconv.Itoa(sn.ChainDepth)},
 		{"warm", sn.Recipe.Warm},
 		{"exec", strings.Join(sn.Recipe.Exec, "; ")},
 		{"start", startText(sn.Recipe.Start)},
 		{"ancestors", strings.Join(sn.Ancestors, ", ")},
 		{"dependents", strings.Join(sn.Dependents, ", ")},
-		{"sandboxes", strconv.Itoa(sn.Sandboxes)},
+		{"branched from", sn.BranchedFrom},
+		{"expires", a.expiry(sn.ExpiresUnix)},
+		{"used by", strings.Join(sn.UsedBy, ", ")},
 		{"directory", sn.Dir},
 	}
 }

@@ -69,7 +69,7 @@ func New(c Config) (http.Handler, error) {
 
 // routes lists all that is served; openapi.yaml describes the same.
 func (s *server) routes() []route {
-	return []route{
+	return append(s.layerRoutes(), []route{
 		{method: "GET", path: "/healthz", handle: s.getHealth},
 		{method: "GET", path: "/version", handle: s.getVersion},
 		{method: "GET", path: "/v1/openapi.yaml", handle: s.getOpenAPI},
@@ -101,7 +101,7 @@ func (s *server) routes() []route {
 		{method: "POST", path: "/v1/images", handle: s.replays.wrap(s.buildImage)},
 		{method: "GET", path: "/v1/images/{ref}", handle: s.getImage},
 		{method: "DELETE", path: "/v1/images/{ref}", handle: s.deleteImage},
-	}
+	}...)
 }
 
 // mux routes by path first and method second, so that a wrong method is a 405

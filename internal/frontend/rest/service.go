@@ -19,6 +19,7 @@ type Service interface {
 	Images
 	Operator
 	Brancher
+	Layers
 	Checkpointer
 }
 
