@@ -161,7 +161,8 @@ func (s *server) dispatch(methods map[string]route) http.Handler {
 // failed answers err and logs what the operator should see.
 func (s *server) failed(w http.ResponseWriter, r *http.Request, err error) {
 	var he *httpError
-	if !errors.As(err, &he) && statusOf(err) >= http.StatusInternalServerError {
+	// A full host is no fault.
+	if !errors.As(err, &he) && !errors.Is(err, errdefs.ErrResourceExhausted) && statusOf(err) >= http.StatusInternalServerError {
 		s.log.LogAttrs(r.Context(), slog.LevelError, "request failed", slog.String("id", requestID(r.Context())),
 			slog.String("method", r.Method), slog.String("path", r.URL.Path), slog.String("error", err.Error()))
 	}
