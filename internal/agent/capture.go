@@ -332,7 +332,7 @@ func (f *fork) tellFork() ([]string, error) {
 		f.step("env", "kept", "")
 		return nil, nil
 	}
-	if err := writeInPlace(f.agent.path(forkFile), string(f.m.Fork), 0o644); err != nil {
+	if err := f.agent.identity.fork.write(string(f.m.Fork)); err != nil {
 		return nil, errdefs.New(errdefs.ErrInternal, "write %s: %w", forkFile, err)
 	}
 	return f.giveEnv(), nil

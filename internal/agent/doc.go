@@ -16,6 +16,11 @@
 // exec and eval: their first use costs tens of milliseconds in an emulated guest.
 // net/http starts on the first "http" stream.
 //
-// Lock order: runner.turn, then any of the small locks (session.mu, processes.mu,
-// gate.mu, identity.mu), which are never held together.
+// What a fork does before its first answer is kept to little code: in an emulated
+// guest every piece of code that runs for the first time, in the kernel as well,
+// costs time and memory of the host. So files stay open, facts are looked up while
+// processes are frozen for a capture, and calls run on a stack that has grown.
+//
+// Lock order: capture.turn, runner.turn, then any of the small locks (session.mu,
+// processes.mu, groups.mu, gate.mu, identity.mu), which are never held together.
 package agent

@@ -43,7 +43,7 @@ type identity struct {
 	secrets map[string]string
 
 	// What look found. It belongs to who has the turn of a capture.
-	hostname, hosts, machineID, bootID, token, generations heldFile
+	hostname, hosts, machineID, bootID, token, generations, fork heldFile
 
 	hostsHead string // of /etc/hosts without our line
 	dbus      bool   // D-Bus has a machine id of its own
@@ -56,12 +56,16 @@ func newIdentity(a *Agent) *identity {
 		agent: a, env: map[string]string{}, secrets: map[string]string{},
 		hostname: held("/etc/hostname", 0o644), hosts: held("/etc/hosts", 0o644), machineID: held("/etc/machine-id", 0o444),
 		bootID: held(bootIDFile, 0o444), token: held(tokenFile, 0o600), generations: held(generationFile, 0o644),
+		fork: held(forkFile, 0o644),
 	}
 	if err := writeInPlace(a.path(generationFile), "0\n", 0o644); err != nil {
 		a.cfg.Log("make generation file: " + err.Error())
 	}
 	if err := writeInPlace(a.path(tokenFile), "", 0o600); err != nil {
 		a.cfg.Log("make token file: " + err.Error())
+	}
+	if err := writeInPlace(a.path(forkFile), "", 0o644); err != nil {
+		a.cfg.Log("make fork file: " + err.Error())
 	}
 	if err := id.coverBootID(); err != nil {
 		a.cfg.Log("cover boot_id: " + err.Error())
@@ -77,7 +81,7 @@ func newIdentity(a *Agent) *identity {
 // look finds out what giving this machine an identity will need. It holds for as
 // long as user processes stay frozen.
 func (id *identity) look() {
-	for _, h := range []*heldFile{&id.hostname, &id.hosts, &id.machineID, &id.bootID, &id.token, &id.generations} {
+	for _, h := range []*heldFile{&id.hostname, &id.hosts, &id.machineID, &id.bootID, &id.token, &id.generations, &id.fork} {
 		h.look()
 	}
 	text, _ := readLimited(id.hosts.path, maxHosts)

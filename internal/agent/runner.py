@@ -25,7 +25,7 @@ import traceback
 
 REQ, ANS = 3, 4
 INFO, SETTLE, EVAL, RESEED = 1, 2, 3, 4
-SYSTEM, ALL = 0, 1  # arguments of RESEED
+SYSTEM, ALL, SEED = 0, 1, 2  # arguments of RESEED; SEED repeats what the seed says
 HAS, CUT = 1, 2  # flags of an answer
 REQUEST = struct.Struct("<4I")
 ANSWER = struct.Struct("<8I")
@@ -80,7 +80,7 @@ class Runner:
         self.count = 0
         self.name = None  # of the next source
         self.loop = None
-        self.plan = None  # of a reseed; lost with the first eval after a settle
+        self.plan = None  # of a reseed
         self.numpy = None
         self.numpy_text = b""
 
@@ -154,7 +154,6 @@ class Runner:
 
     def answer_eval(self, ident, limit, code):
         has, text, error, trace = False, "", b"", b""
-        self.plan = None
         try:
             self.running = True
             try:
@@ -190,7 +189,7 @@ class Runner:
         done = []
         mods = sys.modules
         number = int.from_bytes(seed, "little")
-        if mode == ALL:
+        if mode != SYSTEM:
             if "random" in mods:
                 mods["random"].seed(number)
                 done.append("random")
@@ -216,10 +215,13 @@ class Runner:
         return done
 
     def reseed(self, ident, mode, seed, env):
-        if self.plan is not None and mode == ALL:
-            done = self.plan()
+        plan = self.plan
+        if mode == ALL and plan is not None and plan.holds():
+            done = plan.run()
         else:
             done = encode(" ".join(self.mix(mode, seed)))
+            if mode != SYSTEM and plan is not None:
+                plan.mixed()
         if env:
             for entry in env.split(b"\0"):
                 key, sep, value = entry.partition(b"=")
@@ -238,13 +240,13 @@ class Runner:
             if name in sys.modules:
                 kept.append((getattr(sys.modules[name], put), getattr(sys.modules[name], get)()))
         done = self.mix(ALL, os.urandom(64))
-        self.plan = make_plan(done)
-        if self.plan is not None:
-            self.plan()
+        plan = self.plan = make_plan(done)
+        if plan is not None and plan.holds():
+            plan.run()
         for put, state in kept:
             put(state)
-        if self.plan is not None and "numpy.random" in done and sys.modules["numpy.random"].get_state()[3]:
-            self.plan = None  # it keeps a second Gaussian, which only a seed drops
+        if plan is not None and plan.numpy is not None and not plan.numpy.get_state()[3]:
+            plan.mixed()
         if self.name is None:
             self.name = self.next_name()
         gc.collect()
@@ -294,48 +296,75 @@ def open_stdin():
         sys.stdin = open(0, closefd=False)
 
 
-def make_plan(done):
-    """Returns a short function that does what mix with ALL does, or None.
+class Plan:
+    """A short way to do what Runner.mix does with ALL.
 
     It writes new keys over those of the global Mersenne Twisters in place: their own
     seed functions alone make an emulated guest translate a thousand pieces of code.
-    Precondition: mix has just run and did what done says. Where the keys lie in memory
-    is compared with what the generators tell, not assumed."""
-    mods = sys.modules
-    ctypes = mods.get("ctypes")
-    if ctypes is None or "random" not in done or "torch" in done or "ssl" in done:
-        return None
-    try:
-        inst = mods["random"]._inst
+    Where the keys lie in memory is compared with what the generators tell, not assumed.
+    What numpy keeps beside its key (a second Gaussian) is only known to be absent after
+    a seed; so the plan holds until the key changes, and again after the next mix."""
+
+    def __init__(self, done):
+        """Raises if there is no such way here. Precondition: mix did what done says."""
+        import ctypes
+        self.mods = modules()
+        self.told = encode(" ".join(done))
+        self.inst = self.mods[0]._inst
+        if sys.modules["_random"].Random.__basicsize__ < object.__basicsize__ + 4 + KEY:
+            raise LookupError
         # struct: object header, int index, key.
-        keys = [memory_at(ctypes, id(inst) + object.__basicsize__ + 4)]
-        if mods["_random"].Random.__basicsize__ < object.__basicsize__ + 4 + KEY:
-            return None
-        version, state, gauss = inst.getstate()
-        if version != 3 or struct.pack("<624I", *state[:-1]) != bytes(keys[0]):
-            return None
-        if "numpy.random" in done:
-            numpy = mods["numpy.random"]
-            generator = numpy.mtrand._rand._bit_generator
-            keys.append(memory_at(ctypes, generator.ctypes.state_address))
-            state = numpy.get_state()
-            if state[0] != "MT19937" or state[1].tobytes() != bytes(keys[1]):
-                return None
+        self.key = memory_at(ctypes, id(self.inst) + object.__basicsize__ + 4)
+        version, state, _ = self.inst.getstate()
+        if version != 3 or struct.pack("<624I", *state[:-1]) != bytes(self.key):
+            raise LookupError
+        self.numpy = self.mods[1]
+        self.generator = self.key2 = self.kept = None
+        if self.numpy is not None:
+            self.generator = self.numpy.mtrand._rand._bit_generator
+            self.key2 = memory_at(ctypes, self.generator.ctypes.state_address)
+            state = self.numpy.get_state()
+            if state[0] != "MT19937" or state[1].tobytes() != bytes(self.key2):
+                raise LookupError
+
+    def mixed(self):
+        """Notes that nothing is beside numpy's key now."""
+        if self.numpy is not None:
+            self.kept = bytes(self.key2)
+
+    def holds(self):
+        if modules() != self.mods or self.mods[0]._inst is not self.inst or self.mods[2:4] != [None, None]:
+            return False
+        return self.numpy is None or (
+            self.numpy.mtrand._rand._bit_generator is self.generator and bytes(self.key2) == self.kept)
+
+    def run(self):
+        """Precondition: it holds."""
+        FILL.pack_into(self.key, 0, os.urandom(KEY))
+        self.inst.gauss_next = None
+        if self.numpy is not None:
+            self.kept = os.urandom(KEY)
+            FILL.pack_into(self.key2, 0, self.kept)
+        if self.mods[4] is not None:
+            self.mods[4]._name_sequence = None
+        if self.mods[5] is not None:
+            self.mods[5]._node = self.mods[5]._last_timestamp = None
+        return self.told
+
+
+def modules():
+    get = sys.modules.get
+    return [get("random"), get("numpy.random"), get("torch"), get("_ssl"), get("tempfile"), get("uuid")]
+
+
+def make_plan(done):
+    """Returns a plan or None."""
+    try:
+        plan = Plan(done)
+        plan.mixed()
+        return plan
     except Exception:
         return None
-    fill, urandom, told = FILL.pack_into, os.urandom, encode(" ".join(done))
-    tempfile, uuid = mods.get("tempfile"), mods.get("uuid")
-
-    def plan():
-        for key in keys:
-            fill(key, 0, urandom(KEY))
-        inst.gauss_next = None
-        if tempfile is not None:
-            tempfile._name_sequence = None
-        if uuid is not None:
-            uuid._node = uuid._last_timestamp = None
-        return told
-    return plan
 
 
 def memory_at(ctypes, address):
