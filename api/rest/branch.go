@@ -18,6 +18,8 @@ type BranchSandbox struct {
 	Sync    bool              `json:"sync,omitempty"`   // write file systems out before
 	Labels  map[string]string `json:"labels,omitempty"`
 	Replace bool              `json:"replace,omitempty"` // move the tag if it is taken
+
+	WithSecrets bool `json:"with_secrets,omitempty"` // give a tag to a memory that holds secrets
 }
 
 // Branch is the snapshot that a branch made, and what making it cost. DiffMS and

@@ -44,7 +44,7 @@ func TestSchemasAreTheGoTypes(t *testing.T) {
 		CreateSnapshot{}, SnapshotLine{}, SetTag{}, Image{}, BuildImage{}, ImageLine{},
 		Pool{}, SetPool{}, Stat{}, Start{}, BranchSandbox{}, Branch{},
 		CompactSnapshot{}, Verify{}, Verified{}, VerifyResult{}, VerifyLine{}, DiskUsage{}, SnapshotUse{}, ImageUse{}, Resident{}, Prune{}, Pruned{}, PruneResult{},
-		CreateCheckpoint{}, Rollback{}, RolledBack{}, AutoCheckpoint{},
+		CreateCheckpoint{}, Rollback{}, RolledBack{}, AutoCheckpoint{}, ChildInput{},
 	}
 	for _, v := range all {
 		typ := reflect.TypeOf(v)

@@ -89,7 +89,13 @@ type CreateSandboxes struct {
 	Labels  map[string]string `json:"labels,omitempty"`
 	Env     map[string]string `json:"env,omitempty"`
 	Partial bool              `json:"partial,omitempty"` // keep the good ones if some fail
-	Engine  string            `json:"engine,omitempty"`
+	// Secrets are environment that is never written, logged or listed; what received
+	// any holds_secrets, and copies of it need with_secrets.
+	Secrets     map[string]string `json:"secrets,omitempty"`
+	Children    []ChildInput      `json:"children,omitempty"`     // one for each child; n may then be absent
+	Reseed      string            `json:"reseed,omitempty"`       // all (if absent), system: generators of user space go on, or seed=N: those of child i come from (N, i)
+	WithSecrets bool              `json:"with_secrets,omitempty"` // copy a memory that holds secrets
+	Engine      string            `json:"engine,omitempty"`
 	// Sizes are fixed in the snapshot; if given they must equal its.
 	CPUs      int `json:"cpus,omitempty"`
 	MemoryMiB int `json:"memory_mib,omitempty"`
@@ -101,6 +107,16 @@ type CreateSandboxes struct {
 	// Wait is how long the call may wait for room, as in "30s"; nothing means that
 	// what does not fit fails at once. The query parameter wait does the same.
 	Wait string `json:"wait,omitempty"`
+}
+
+// ChildInput is what one child gets on top of what all get.
+type ChildInput struct {
+	Env    map[string]string `json:"env,omitempty"`
+	Labels map[string]string `json:"labels,omitempty"`
+	// Files and FilesBase64 are written by absolute path, as text or as bytes, before
+	// any process of the user goes on; owned by root, mode 0644, 16 MiB together.
+	Files       map[string]string `json:"files,omitempty"`
+	FilesBase64 map[string][]byte `json:"files_base64,omitempty"`
 }
 
 // ForkFailure stands in place of a sandbox that did not come up, in the array of

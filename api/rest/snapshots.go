@@ -48,7 +48,8 @@ type Recipe struct {
 
 // Start is a program that is started before the capture and runs on in every fork.
 // The snapshot is made once every condition that is set holds. It is recorded in
-// the snapshot's recipe, its environment too.
+// the snapshot's recipe, its environment too. A command that ends with 0 has left
+// behind what becomes ready; any other end fails the snapshot.
 type Start struct {
 	Command      string            `json:"command"`                      // run by /bin/sh -c
 	Ready        string            `json:"ready,omitempty"`              // shell command that succeeds once it is ready
@@ -114,6 +115,7 @@ type SnapshotLine struct {
 
 // SetTag is the body of PUT /v1/tags/{tag}.
 type SetTag struct {
-	Snapshot string `json:"snapshot"`
-	Replace  bool   `json:"replace,omitempty"`
+	Snapshot    string `json:"snapshot"`
+	Replace     bool   `json:"replace,omitempty"`
+	WithSecrets bool   `json:"with_secrets,omitempty"` // name a memory that holds secrets
 }

@@ -314,8 +314,10 @@ func checkIdentity(m agentwire.Identity, generation uint64) error {
 	switch {
 	case len(m.Entropy) < 32 || len(m.Entropy) > 1024:
 		return invalid("entropy is not 32 to 1024 bytes")
-	case m.Reseed != "" && m.Reseed != agentwire.ReseedAll && m.Reseed != agentwire.ReseedSystem:
+	case m.Reseed != "" && m.Reseed != agentwire.ReseedAll && m.Reseed != agentwire.ReseedSystem && m.Reseed != agentwire.ReseedSeed:
 		return invalid("unknown reseed mode")
+	case m.Reseed == agentwire.ReseedSeed && len(m.RunnerSeed) != seedSize:
+		return invalid("seed is not 64 bytes")
 	case m.Generation <= generation:
 		return invalid("generation does not grow")
 	case m.HostTime.IsZero():

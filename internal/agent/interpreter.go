@@ -142,6 +142,7 @@ const (
 
 	reseedSystem = 0
 	reseedAll    = 1
+	reseedSeed   = 2
 
 	replyHas = 1 // there is a value
 	replyCut = 2 // its text was cut

@@ -94,8 +94,12 @@ const seedSize = 64
 
 func (f *fork) reseedRequest(env []string) *reseed {
 	q := &reseed{mode: reseedAll}
-	if f.m.Reseed == agentwire.ReseedSystem {
+	switch f.m.Reseed {
+	case agentwire.ReseedSystem:
 		q.mode = reseedSystem
+	case agentwire.ReseedSeed:
+		q.mode, q.payload = reseedSeed, string(f.m.RunnerSeed)+strings.Join(env, "\x00")
+		return q
 	}
 	var seed [seedSize]byte
 	unix.Getrandom(seed[:], 0)

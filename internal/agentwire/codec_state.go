@@ -16,6 +16,7 @@ func (m *Identity) Append(dst []byte) []byte {
 	e.time(11, m.HostTime)
 	e.flag(12, m.Keep)
 	e.bytes(13, m.Fork)
+	e.bytes(14, m.RunnerSeed)
 	return e.b
 }
 
@@ -51,6 +52,8 @@ func (m *Identity) Decode(b []byte) error {
 			m.Keep = d.flag()
 		case 13:
 			m.Fork = d.bytes()
+		case 14:
+			m.RunnerSeed = d.bytes()
 		}
 	}
 	return d.err

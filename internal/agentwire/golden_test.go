@@ -65,7 +65,7 @@ func goldenFrames() []goldenFrame {
 		{"call_verdict_source", FrameCall, 8, coded(0, byte(MethodVerdictSource), &Clock{Wall: at})},
 		{"call_verdict_fork", FrameCall, 9, coded(0, byte(MethodVerdictFork), &Identity{
 			SandboxID: "sb0", Hostname: "h", MachineID: "m", BootID: "b", Token: "t", Entropy: []byte("e"), Reseed: ReseedSystem,
-			Env: map[string]string{"K": "v"}, Secrets: map[string]string{"S": "s"}, Generation: 3, HostTime: at, Keep: true, Fork: []byte("{}"),
+			Env: map[string]string{"K": "v"}, Secrets: map[string]string{"S": "s"}, Generation: 3, HostTime: at, Keep: true, Fork: []byte("{}"), RunnerSeed: []byte("seed"),
 		})},
 		{"reply_receipt", FrameReply, 9, coded(0, StatusOK, &Receipt{
 			Steps: []ReceiptStep{{Name: "thaw", Status: "done", Detail: "d"}, {}}, Generation: 3, ClockOffset: -4, Duration: 5, NotCovered: []string{"x"},

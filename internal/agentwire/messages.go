@@ -14,6 +14,7 @@ type Reseed string
 const (
 	ReseedAll    Reseed = "all"    // kernel pool, tokens, ids and the runners' generators
 	ReseedSystem Reseed = "system" // kernel pool, tokens, ids; user-space generators go on
+	ReseedSeed   Reseed = "seed"   // as all, but the runners' generators come from RunnerSeed
 )
 
 // Identity is what the host gives a fork before any user code runs in it.
@@ -35,6 +36,8 @@ type Identity struct {
 	// Fork is the content of /run/forkd/fork.json, or nil: what the sandbox is told
 	// about its place in the fork call.
 	Fork []byte
+	// RunnerSeed, 64 bytes, is for ReseedSeed only.
+	RunnerSeed []byte
 }
 
 // Receipt lists what the agent made unique, in the order of the fork contract.

@@ -50,6 +50,8 @@ type Branch struct {
 	NoFreeze bool
 	// Sync writes the guest's file systems out before the capture.
 	Sync bool
+	// WithSecrets agrees to give a tag to a memory that holds secrets.
+	WithSecrets bool
 	// From, if set, must be the snapshot that the sandbox was forked from.
 	From string
 }
@@ -88,6 +90,9 @@ func (s *Service) checkBranch(ctx context.Context, b *Branch, source Sandbox) er
 		return errdefs.New(errdefs.ErrInvalid, "mode %.40q is not full, diff or live", b.Mode)
 	}
 	if err := checkLabels(b.Labels); err != nil {
+		return err
+	}
+	if err := checkSecrets("sandbox "+source.ID, source.HoldsSecrets && b.Tag != "", b.WithSecrets); err != nil {
 		return err
 	}
 	if b.From != "" {
@@ -418,13 +423,17 @@ func (t *taking) outcome(ctx context.Context) (Branched, error) {
 }
 
 // branchForFork captures a running sandbox for one fork call. The snapshot has no
-// tag and goes with its last user.
-func (s *Service) branchForFork(ctx context.Context, e *entry) (string, error) {
+// tag and goes with its last user. It returns also the labels that children inherit.
+func (s *Service) branchForFork(ctx context.Context, e *entry, f Fork) (string, map[string]string, error) {
+	source := e.snapshot()
+	if err := checkSecrets("sandbox "+source.ID, source.HoldsSecrets, f.WithSecrets); err != nil {
+		return "", nil, err
+	}
 	b, err := s.captureRunning(ctx, e, taking{
 		id: ident.New(ident.Snapshot), mode: ModeLive, wait: true, freeze: true, kind: labelBranchedFrom,
 		labels: map[string]string{labelAnonymous: "true"},
 	})
-	return b.Snapshot.ID, err
+	return b.Snapshot.ID, inherited(source), err
 }
 
 // collect deletes an anonymous snapshot that nobody uses any more.

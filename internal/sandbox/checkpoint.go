@@ -18,6 +18,9 @@ import (
 // sandbox to it, under the same id, and it can be forked like any other. It goes
 // with its sandbox, unless others were made from it.
 
+// maxLabelText bounds what a checkpoint is called.
+const maxLabelText = 256
+
 // Checkpoint asks for a checkpoint of a running sandbox.
 type Checkpoint struct {
 	Label    string // free text
@@ -37,8 +40,8 @@ func (s *Service) Checkpoint(ctx context.Context, ref string, c Checkpoint) (Bra
 	if c.Label != "" {
 		labels[labelText] = c.Label
 	}
-	if err := checkLabels(labels); err != nil {
-		return Branched{}, err
+	if len(c.Label) > maxLabelText {
+		return Branched{}, errdefs.New(errdefs.ErrInvalid, "a label of %d bytes is longer than %d", len(c.Label), maxLabelText)
 	}
 	if err := e.left(ctx, Capturing); err != nil {
 		return Branched{}, err

@@ -29,7 +29,7 @@ const (
 // call is left.
 func (s *Service) Fork(ctx context.Context, f Fork, each func(ForkItem)) ([]ForkItem, error) {
 	began := time.Now()
-	if err := s.checkFork(f); err != nil {
+	if err := s.checkFork(&f); err != nil {
 		return nil, err
 	}
 	ctx, done, err := s.begin(ctx)
@@ -64,6 +64,9 @@ func (s *Service) Fork(ctx context.Context, f Fork, each func(ForkItem)) ([]Fork
 
 func checkLabels(labels map[string]string) error {
 	for k, v := range labels {
+		if reserved(k) && k != builtinLabel {
+			return errdefs.New(errdefs.ErrInvalid, "label %.80s: names that begin with forkd. are the daemon's own", k)
+		}
 		if err := ident.CheckLabel(k, v); err != nil {
 			return err
 		}
@@ -71,7 +74,10 @@ func checkLabels(labels map[string]string) error {
 	return nil
 }
 
-func (s *Service) checkFork(f Fork) error {
+func (s *Service) checkFork(f *Fork) error {
+	if err := checkInputs(f); err != nil {
+		return err
+	}
 	if f.N < 1 || f.N > MaxFork {
 		return errdefs.New(errdefs.ErrInvalid, "cannot fork %d sandboxes: n is not between 1 and %d", f.N, MaxFork)
 	}
@@ -84,9 +90,6 @@ func (s *Service) checkFork(f Fork) error {
 		}
 	}
 	if err := checkLabels(f.Labels); err != nil {
-		return err
-	}
-	if err := checkEnv(f.Env); err != nil {
 		return err
 	}
 	if f.Engine != "" && f.Engine != s.cfg.Engine.Name() {
@@ -161,9 +164,9 @@ func (s *Service) newBatch(ctx context.Context, p *plan, f Fork, began time.Time
 		c.info = Sandbox{
 			ID: id, Name: f.Name, State: Creating, SnapshotID: p.id, SnapshotTag: p.tag,
 			Engine: s.cfg.Engine.Name(), Isolation: p.isolation, Shape: p.manifest.Shape,
-			Labels: childLabels(f.Labels, p.id, batchID, i), CreatedAt: began,
+			Labels: childLabels(withLabels(withLabels(p.labels, f.Labels), f.input(i).Labels), p.id, batchID, i), CreatedAt: began,
 			MemoryLimitMiB: f.MemoryLimitMiB, CPULimitPercent: f.CPULimitPercent, PIDsLimit: f.PIDsLimit,
-			HoldsSecrets: p.manifest.HoldsSecrets,
+			HoldsSecrets: p.manifest.HoldsSecrets || len(f.Secrets) > 0,
 		}
 		c.info.Timing.Pool = poolOf(c)
 		b.children = append(b.children, c)

@@ -98,7 +98,15 @@ func (b *batch) identify(ctx context.Context, e *entry, c *child) (agentwire.Rec
 		return agentwire.Receipt{}, err
 	}
 	c.info.Timing.Hello = time.Since(b.began)
-	receipt, err := agent.VerdictFork(ctx, newIdentity(c.info.ID, hostnameOf(c.info), b.req.Env))
+	id, err := b.identityOf(c)
+	if err != nil {
+		return agentwire.Receipt{}, err
+	}
+	if err := b.giveFiles(ctx, agent, c); err != nil {
+		return agentwire.Receipt{}, fmt.Errorf("give sandbox %s its files: %w", c.info.ID, err)
+	}
+	id.HostTime = time.Now()
+	receipt, err := agent.VerdictFork(ctx, id)
 	if err != nil {
 		return receipt, fmt.Errorf("give sandbox %s its identity: %w", c.info.ID, err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"forkd.dev/forkd/internal/agentwire"
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/errdefs"
 	"forkd.dev/forkd/internal/linux"
@@ -28,9 +29,9 @@ func (f Fork) limits() engine.Limits {
 }
 
 // poolable returns snapshotID if prepared machines of it will do for f, else "":
-// they were made with the default limits.
+// they were made with the default limits, and a warm one has reseeded its runners.
 func (f Fork) poolable(snapshotID string) string {
-	if f.limits() != (engine.Limits{}) {
+	if f.limits() != (engine.Limits{}) || f.Reseed.Mode == agentwire.ReseedSystem {
 		return ""
 	}
 	return snapshotID

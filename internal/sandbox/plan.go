@@ -22,6 +22,7 @@ type plan struct {
 	chain     []engine.State
 	root      engine.Root
 	isolation engine.Isolation
+	labels    map[string]string // that children have from a source that runs
 	release   func()
 }
 
@@ -48,6 +49,7 @@ func (s *Service) leaseFor(snapshotID, holder string) func() {
 
 // plan resolves the snapshot of f, making a built-in first if it is one.
 func (s *Service) plan(ctx context.Context, f Fork) (*plan, error) {
+	var labels map[string]string
 	id, tag, err := s.resolveSnapshot(ctx, f.Snapshot)
 	if isBuiltin(f.Snapshot) && (errors.Is(err, errdefs.ErrNotFound) || err == nil && s.spoiled(ctx, id)) {
 		id, err = s.ensureBuiltin(ctx, f.Snapshot, f.Progress)
@@ -55,7 +57,7 @@ func (s *Service) plan(ctx context.Context, f Fork) (*plan, error) {
 	}
 	if errors.Is(err, errdefs.ErrNotFound) {
 		if e, sbErr := s.resolve(f.Snapshot); sbErr == nil {
-			id, err = s.branchForFork(ctx, e)
+			id, labels, err = s.branchForFork(ctx, e, f)
 		}
 	}
 	if err != nil {
@@ -65,8 +67,9 @@ func (s *Service) plan(ctx context.Context, f Fork) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.tag = tag
-	if err := checkShape(f.Shape, p.manifest.Shape); err != nil {
+	p.tag, p.labels = tag, labels
+	err = errors.Join(checkShape(f.Shape, p.manifest.Shape), checkSecrets("snapshot "+p.name(), p.manifest.HoldsSecrets, f.WithSecrets))
+	if err != nil {
 		p.release()
 		return nil, fmt.Errorf("fork %s: %w", p.name(), err)
 	}

@@ -240,8 +240,19 @@ func (s *Service) removeSnapshot(ctx context.Context, id string) error {
 	return s.cfg.Journal.DeleteSnapshot(ctx, id)
 }
 
+// Tagging says how to give a tag.
+type Tagging struct {
+	Replace     bool // move it if it is taken
+	WithSecrets bool // agrees to name a memory that holds secrets
+}
+
 // TagSnapshot gives a snapshot one more tag.
 func (s *Service) TagSnapshot(ctx context.Context, ref, tag string, replace bool) error {
+	return s.GiveTag(ctx, ref, tag, Tagging{Replace: replace})
+}
+
+// GiveTag gives a snapshot one more tag.
+func (s *Service) GiveTag(ctx context.Context, ref, tag string, t Tagging) error {
 	id, _, err := s.resolveSnapshot(ctx, ref)
 	if err != nil {
 		return err
@@ -249,11 +260,14 @@ func (s *Service) TagSnapshot(ctx context.Context, ref, tag string, replace bool
 	if err := ident.CheckTag(tag); err != nil {
 		return err
 	}
-	policy := metadata.KeepTag
-	if replace {
-		policy = metadata.MoveTag
+	m, err := s.cfg.Store.Get(id)
+	if err == nil {
+		err = checkSecrets("snapshot "+id, m.HoldsSecrets, t.WithSecrets)
 	}
-	return s.cfg.Journal.SetTag(ctx, tag, id, policy)
+	if err != nil && !errors.Is(err, errdefs.ErrNotFound) { // one that is being written can have a tag
+		return err
+	}
+	return s.cfg.Journal.SetTag(ctx, tag, id, tagPolicy(t.Replace))
 }
 
 // Untag takes a tag away. The snapshot stays.

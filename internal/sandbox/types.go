@@ -183,11 +183,18 @@ type CreateSnapshot struct {
 
 // Fork asks for n sandboxes of a snapshot.
 type Fork struct {
-	Snapshot       string // reference
-	N              int
-	Name           string // only with N == 1
-	Labels         map[string]string
-	Env            map[string]string
+	Snapshot string // reference
+	N        int    // 0 means one for each of Children
+	Name     string // only with N == 1
+	Labels   map[string]string
+	Env      map[string]string
+	// Secrets are environment too, but never journaled, logged or listed. What has
+	// received any holds them in its memory, and so do captures of it.
+	Secrets  map[string]string
+	Children []ChildInput // nothing, or one for each child
+	Reseed   Reseed
+	// WithSecrets agrees to copy a memory that holds secrets.
+	WithSecrets    bool
 	MemoryLimitMiB int
 	// CPULimitPercent bounds the processor time, 100 for one processor; 0 means no
 	// limit. PIDsLimit bounds the host's processes and threads of each sandbox.

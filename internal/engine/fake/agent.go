@@ -161,7 +161,8 @@ func (a *Agent) Ping(ctx context.Context) (pong agentwire.Pong, err error) {
 	return pong, err
 }
 
-// Exec runs one of: echo WORDS, hostname, cat FILE, write FILE WORDS, exit N, die.
+// Exec runs one of: echo WORDS, hostname, cat FILE, write FILE WORDS, exit N, die,
+// getenv NAME, seed.
 // /bin/sh -c TEXT runs the words of TEXT.
 func (a *Agent) Exec(ctx context.Context, req agentwire.ExecRequest) (res agentwire.ExecResult, err error) {
 	argv := req.Argv
@@ -188,6 +189,13 @@ func execute(c *content, argv []string) agentwire.ExecResult {
 		return agentwire.ExecResult{Stdout: []byte(rest + "\n")}
 	case argv[0] == "hostname":
 		return agentwire.ExecResult{Stdout: []byte(c.Device.Hostname + "\n")}
+	case argv[0] == "seed":
+		return agentwire.ExecResult{Stdout: []byte(c.Device.Seed)}
+	case argv[0] == "getenv" && len(argv) == 2:
+		if v, ok := c.Device.Secrets[argv[1]]; ok {
+			return agentwire.ExecResult{Stdout: []byte(v)}
+		}
+		return agentwire.ExecResult{Stdout: []byte(c.Device.Env[argv[1]])}
 	case argv[0] == "exit" && len(argv) == 2:
 		n, _ := strconv.Atoi(argv[1])
 		return agentwire.ExecResult{ExitCode: n, Stderr: []byte("exit " + argv[1] + "\n")}

@@ -25,16 +25,19 @@ type cell struct {
 
 // device is the state of a guest that is neither memory nor disk.
 type device struct {
-	Booted    bool      `json:"booted"`
-	Frozen    bool      `json:"frozen"`
-	Committed bool      `json:"committed"` // waits for a verdict
-	NextPage  uint64    `json:"next_page"`
-	Runners   []string  `json:"runners,omitempty"`
-	Hostname  string    `json:"hostname"`
-	SandboxID string    `json:"sandbox_id"`
-	Gen       uint64    `json:"generation"`
-	BootedAt  time.Time `json:"booted_at"`
-	Clock     time.Time `json:"clock"` // wall clock of the guest at the capture
+	Booted    bool              `json:"booted"`
+	Frozen    bool              `json:"frozen"`
+	Committed bool              `json:"committed"` // waits for a verdict
+	NextPage  uint64            `json:"next_page"`
+	Runners   []string          `json:"runners,omitempty"`
+	Hostname  string            `json:"hostname"`
+	SandboxID string            `json:"sandbox_id"`
+	Gen       uint64            `json:"generation"`
+	Env       map[string]string `json:"env,omitempty"`
+	Secrets   map[string]string `json:"secrets,omitempty"`
+	Seed      string            `json:"seed,omitempty"` // how its generators were last reseeded
+	BootedAt  time.Time         `json:"booted_at"`
+	Clock     time.Time         `json:"clock"` // wall clock of the guest at the capture
 	// offset is the guest's wall clock minus the host's.
 	offset time.Duration
 }
@@ -46,6 +49,7 @@ func newContent(now time.Time) content {
 func (c content) clone() content {
 	c.Memory, c.Disk = maps.Clone(c.Memory), maps.Clone(c.Disk)
 	c.Device.Runners = append([]string(nil), c.Device.Runners...)
+	c.Device.Env, c.Device.Secrets = maps.Clone(c.Device.Env), maps.Clone(c.Device.Secrets)
 	return c
 }
 

@@ -40,7 +40,11 @@ func (a *Agent) OpenStream(ctx context.Context, kind string) (net.Conn, error) {
 	default:
 		return nil, errdefs.New(errdefs.ErrUnsupported, "agent stream %s: there is none in a fake guest", kind)
 	}
-	if err := a.call(ctx, "stream", thawed, func(*content) error { return nil }); err != nil {
+	when := thawed
+	if kind == agentwire.StreamFiles {
+		when = anytime // the agent itself writes them
+	}
+	if err := a.call(ctx, "stream", when, func(*content) error { return nil }); err != nil {
 		return nil, err
 	}
 	near, far := newHalves()

@@ -2,11 +2,16 @@ package fake
 
 import (
 	"context"
+	"encoding/hex"
+	"maps"
 	"time"
 
 	"forkd.dev/forkd/internal/agentwire"
 	"forkd.dev/forkd/internal/errdefs"
 )
+
+// forkFile is where a guest reads its place in the fork call.
+const forkFile = "/run/forkd/fork.json"
 
 // Prepare freezes the user processes of the guest.
 func (a *Agent) Prepare(ctx context.Context, _ agentwire.Prepare) error {
@@ -51,6 +56,19 @@ func (a *Agent) VerdictFork(ctx context.Context, id agentwire.Identity) (receipt
 		c.Device.Gen = id.Generation
 		if !id.Keep {
 			c.Device.SandboxID, c.Device.Hostname = id.SandboxID, id.Hostname
+			c.Device.Secrets = maps.Clone(id.Secrets)
+			if c.Device.Env == nil {
+				c.Device.Env = map[string]string{}
+			}
+			maps.Copy(c.Device.Env, id.Env)
+			c.Disk[forkFile] = string(id.Fork)
+		}
+		switch id.Reseed {
+		case agentwire.ReseedSystem:
+		case agentwire.ReseedSeed:
+			c.Device.Seed = hex.EncodeToString(id.RunnerSeed)
+		default:
+			c.Device.Seed = hex.EncodeToString(id.Entropy)
 		}
 		receipt = agentwire.Receipt{Generation: id.Generation}
 		for _, name := range []string{"kernel_csprng", "wall_clock", "hostname", "machine_id", "boot_id", "token", "generation_file", "thaw"} {

@@ -48,7 +48,7 @@ func (s *server) branch(w http.ResponseWriter, r *http.Request) error {
 func branchOf(req api.BranchSandbox) (sandbox.Branch, error) {
 	b := sandbox.Branch{
 		Tag: req.Tag, Replace: req.Replace, Labels: req.Labels, Mode: sandbox.Mode(req.Mode), Sync: req.Sync, From: req.ParentTag,
-		NoWait: req.Wait != nil && !*req.Wait, NoFreeze: req.Freeze != nil && !*req.Freeze,
+		NoWait: req.Wait != nil && !*req.Wait, NoFreeze: req.Freeze != nil && !*req.Freeze, WithSecrets: req.WithSecrets,
 	}
 	old := 0
 	for _, legacy := range []struct {

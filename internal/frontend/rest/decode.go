@@ -22,6 +22,7 @@ const (
 	defaultBody = 2 << 20
 	execBody    = 32 << 20 // holds stdin
 	evalBody    = 8 << 20
+	forkBody    = 32 << 20 // holds files of children
 )
 
 // decode reads the whole body of r as one JSON object into v. The body must be

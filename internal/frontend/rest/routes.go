@@ -74,7 +74,7 @@ func (s *server) routes() []route {
 		{method: "GET", path: "/version", handle: s.getVersion},
 		{method: "GET", path: "/v1/openapi.yaml", handle: s.getOpenAPI},
 		{method: "GET", path: "/v1/sandboxes", handle: s.listSandboxes},
-		{method: "POST", path: "/v1/sandboxes", handle: s.replays.wrap(s.createSandboxes)},
+		{method: "POST", path: "/v1/sandboxes", handle: s.replays.wrap(s.createSandboxes), limit: forkBody},
 		{method: "GET", path: "/v1/sandboxes/{ref}", handle: s.getSandbox},
 		{method: "DELETE", path: "/v1/sandboxes/{ref}", handle: s.deleteSandbox},
 		{method: "POST", path: "/v1/sandboxes/{ref}/exec", handle: s.exec, limit: execBody},

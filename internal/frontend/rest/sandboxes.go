@@ -98,7 +98,7 @@ func (s *server) abandon(r *http.Request, items []sandbox.ForkItem) {
 
 // forkOf checks a request and turns it into what the service is asked.
 func forkOf(req api.CreateSandboxes) (sandbox.Fork, error) {
-	n := 1
+	n := max(len(req.Children), 1)
 	if req.N != nil {
 		n = *req.N
 	}
@@ -117,13 +117,42 @@ func forkOf(req api.CreateSandboxes) (sandbox.Fork, error) {
 	}
 	f := sandbox.Fork{
 		Snapshot: req.SnapshotTag, N: n, Name: req.Name, Labels: req.Labels, Env: req.Env,
-		Partial: req.Partial, Engine: req.Engine,
+		Partial: req.Partial, Engine: req.Engine, Secrets: req.Secrets, WithSecrets: req.WithSecrets,
+	}
+	var err error
+	if f.Reseed, err = sandbox.ParseReseed(req.Reseed); err != nil {
+		return sandbox.Fork{}, err
+	}
+	if f.Children, err = childrenOf(req.Children); err != nil {
+		return sandbox.Fork{}, err
 	}
 	f.Shape.CPUs, f.Shape.MemoryMiB, f.Shape.DiskMiB = req.CPUs, req.MemoryMiB, req.DiskMiB
 	if err := limitsOf(req, &f); err != nil {
 		return sandbox.Fork{}, err
 	}
 	return f, nil
+}
+
+// childrenOf joins the two forms of files.
+func childrenOf(list []api.ChildInput) ([]sandbox.ChildInput, error) {
+	var out []sandbox.ChildInput
+	for i, c := range list {
+		in := sandbox.ChildInput{Env: c.Env, Labels: c.Labels}
+		if len(c.Files)+len(c.FilesBase64) > 0 {
+			in.Files = make(map[string][]byte, len(c.Files)+len(c.FilesBase64))
+		}
+		for name, text := range c.Files {
+			in.Files[name] = []byte(text)
+		}
+		for name, content := range c.FilesBase64 {
+			if _, twice := in.Files[name]; twice {
+				return nil, errdefs.New(errdefs.ErrInvalid, "children[%d]: file %.200q is given as text and in base64", i, name)
+			}
+			in.Files[name] = content
+		}
+		out = append(out, in)
+	}
+	return out, nil
 }
 
 func unsupported(field, hint string) error {

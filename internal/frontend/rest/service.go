@@ -53,9 +53,9 @@ type Snapshots interface {
 	DeleteSnapshot(ctx context.Context, ref string, d sandbox.Delete) error
 }
 
-// Tags names snapshots. A taken tag is errdefs.ErrConflict unless replace.
+// Tags names snapshots. A taken tag is errdefs.ErrConflict unless t.Replace.
 type Tags interface {
-	TagSnapshot(ctx context.Context, ref, tag string, replace bool) error
+	GiveTag(ctx context.Context, ref, tag string, t sandbox.Tagging) error
 	Untag(ctx context.Context, tag string) error
 }
 

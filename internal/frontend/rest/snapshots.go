@@ -165,7 +165,7 @@ func (s *server) putTag(w http.ResponseWriter, r *http.Request) error {
 	if err := ident.CheckRef(req.Snapshot); err != nil {
 		return err
 	}
-	if err := s.svc.TagSnapshot(r.Context(), req.Snapshot, tag, req.Replace); err != nil {
+	if err := s.svc.GiveTag(r.Context(), req.Snapshot, tag, sandbox.Tagging{Replace: req.Replace, WithSecrets: req.WithSecrets}); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)

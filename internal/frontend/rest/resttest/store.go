@@ -78,14 +78,14 @@ func (s *Service) DeleteSnapshot(ctx context.Context, ref string, d sandbox.Dele
 	return nil
 }
 
-// TagSnapshot implements rest.Tags.
-func (s *Service) TagSnapshot(ctx context.Context, ref, tag string, replace bool) error {
+// GiveTag implements rest.Tags.
+func (s *Service) GiveTag(ctx context.Context, ref, tag string, t sandbox.Tagging) error {
 	if _, err := s.Snapshot(ctx, ref); err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.taggedLocked(tag) >= 0 && !replace {
+	if s.taggedLocked(tag) >= 0 && !t.Replace {
 		return errdefs.New(errdefs.ErrConflict, "tag %q is taken", tag)
 	}
 	s.changes++
