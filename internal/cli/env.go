@@ -43,6 +43,8 @@ type ServeOptions struct {
 	Prepare      []string // built-in snapshots to have ready
 	MaxSandboxes int
 	MemoryBudget config.Budget
+	ResidentMax  config.Budget // memory images that nothing maps
+	MinFreeMiB   *int          // of disk; nil is the default
 	Engine       string // "auto" or the name of one
 	AllowedHosts []string
 	LogLevel     slog.Level

@@ -133,6 +133,18 @@ func serveOptions(c *config.Config) (ServeOptions, error) {
 			return o, errdefs.As(errdefs.ErrInvalid, err)
 		}
 	}
+	if text := c.Text("resident_max"); text != "" {
+		if o.ResidentMax, err = config.ParseBudget(text); err != nil {
+			return o, errdefs.As(errdefs.ErrInvalid, err)
+		}
+	}
+	if text := c.Text("min_free"); text != "" {
+		mib, err := config.ParseAmount(text)
+		if err != nil {
+			return o, errdefs.As(errdefs.ErrInvalid, err)
+		}
+		o.MinFreeMiB = &mib
+	}
 	if level := c.Text("log_level"); level != "" {
 		if err := o.LogLevel.UnmarshalText([]byte(level)); err != nil {
 			return o, errdefs.As(errdefs.ErrInvalid, fmt.Errorf("log level: %w", err))

@@ -32,6 +32,10 @@ func Table() []Setting {
 			Help: "limit of sandboxes at once", check: checkCount},
 		{Key: "memory_budget", Flag: "memory-budget", Env: "FORKD_MEMORY_BUDGET", Scope: Daemon, Default: "80%",
 			Help: "memory that all sandboxes together may use: a share of the host's as 80%, or 8192 or 8G (MiB)", check: checkBudget},
+		{Key: "resident_max", Flag: "resident-max", Env: "FORKD_RESIDENT_MAX", Scope: Daemon, Default: "25%",
+			Help: "memory for images of snapshots that no sandbox maps at the moment: a share of the host's as 25%, or 2048 or 2G (MiB)", check: checkBudget},
+		{Key: "min_free", Flag: "min-free", Env: "FORKD_MIN_FREE", Scope: Daemon, Default: "1G",
+			Help: "disk space that stays free, below which captures and builds are refused: 1024 or 1G (MiB); 0 keeps none", check: checkAmount},
 		{Key: "engine", Flag: "engine", Env: "FORKD_ENGINE", Scope: Daemon, Default: "auto",
 			Help: "what runs sandboxes: auto, qemu"},
 		{Key: "allow_host", Flag: "allow-host", Env: "FORKD_ALLOW_HOST", Scope: Daemon, Kind: List,
@@ -82,6 +86,23 @@ func checkLevel(text string) error {
 func checkBudget(text string) error {
 	_, err := ParseBudget(text)
 	return err
+}
+
+func checkAmount(text string) error {
+	_, err := ParseAmount(text)
+	return err
+}
+
+// ParseAmount reads "0", "1024" (MiB), "1G" and returns MiB.
+func ParseAmount(text string) (int, error) {
+	if text == "0" {
+		return 0, nil
+	}
+	b, err := ParseBudget(text)
+	if err != nil || b.Percent > 0 {
+		return 0, fmt.Errorf("%.40q is no amount: write 0, 1024 or 1G", text)
+	}
+	return b.MiB, nil
 }
 
 // Budget is an amount of memory: a share of the host's, or MiB.

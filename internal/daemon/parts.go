@@ -77,6 +77,7 @@ func openParts(ctx context.Context, o Options, log *slog.Logger) (_ *parts, err 
 	if cfg.MemoryBudgetMiB, err = memoryBudget(o.MemoryBudget); err != nil {
 		return nil, err
 	}
+	cfg.MinFreeBytes = minFree(o.MinFreeMiB)
 	p.service, err = sandbox.New(ctx, cfg)
 	return p, err
 }
@@ -91,7 +92,11 @@ func openEngine(ctx context.Context, o Options, dir, installation string, logf f
 	if err := os.MkdirAll(qemuDir, 0o711); err != nil {
 		return nil, fmt.Errorf("create engine directory: %w", err)
 	}
-	return qemu.New(ctx, qemu.Config{Dir: qemuDir, Installation: installation, Log: logf})
+	resident, err := residentMax(o.ResidentMax)
+	if err != nil {
+		return nil, err
+	}
+	return qemu.New(ctx, qemu.Config{Dir: qemuDir, Installation: installation, ResidentMaxBytes: resident, Log: logf})
 }
 
 // openJournal opens the journal; a private daemon waits until another one has

@@ -41,6 +41,9 @@ type Config struct {
 	Installation string
 	// Binary is qemu-system-x86_64; "" looks it up in PATH.
 	Binary string
+	// ResidentMaxBytes bounds the memory images that are kept for forks and that no
+	// machine maps at the moment; 0 means no bound.
+	ResidentMaxBytes int64
 	// Log receives what happens in the background; nil drops it.
 	Log func(format string, args ...any)
 }
@@ -103,7 +106,7 @@ func New(ctx context.Context, cfg Config) (*Driver, error) {
 	d := &Driver{
 		cfg: cfg, binary: binary, version: version, tscKHz: tsc, bootID: bootID,
 		emptyDir: empty, isRoot: os.Geteuid() == 0,
-		residents: residents{images: map[string]*resident{}},
+		residents: residents{images: map[string]*resident{}, maxBytes: cfg.ResidentMaxBytes},
 		machines:  map[string]*Machine{},
 	}
 	d.limits = newLimiter(cfg.Installation)
@@ -240,10 +243,11 @@ func (d *Driver) track(m *Machine) {
 
 func (d *Driver) ended(m *Machine) {
 	d.mu.Lock()
-	defer d.mu.Unlock()
 	if d.machines[m.rec.ID] == m {
 		delete(d.machines, m.rec.ID)
 	}
+	d.mu.Unlock()
+	d.trimResidents()
 }
 
 // Uids of machines are taken from a range that no distribution hands out

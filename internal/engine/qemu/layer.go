@@ -14,21 +14,29 @@ import (
 // at hand, else from its layers, else (no snapshot) zeros.
 type memoryView struct {
 	resident *os.File // owned by the residents
+	release  func()   // gives it back; nil without a snapshot
 	layers   layerChain
 	ranges   []layerfmt.Range
 }
 
-func (v *memoryView) close() { v.layers.close() }
+func (v *memoryView) close() {
+	if v.release != nil {
+		v.release()
+		v.release = nil
+	}
+	v.layers.close()
+}
 
 // parentView opens the memory of the last state of chain for reading.
 func (m *Machine) parentView(chain []engine.State) (v memoryView, err error) {
 	if len(chain) == 0 {
 		return v, nil
 	}
-	if v.resident = m.d.residents.peek(chain[len(chain)-1].ID); v.resident != nil {
+	if v.resident, v.release = m.d.residents.peek(chain[len(chain)-1].ID); v.resident != nil {
 		return v, nil
 	}
 	if v.layers, err = openLayers(chain, int64(m.rec.Shape.MemoryMiB)<<20); err != nil {
+		v.close()
 		return v, err
 	}
 	if v.ranges, err = layerfmt.Plan(v.layers.readers); err != nil {

@@ -22,15 +22,23 @@ const memoryName = "forkd-memory"
 
 // residents holds the resident images in use: one sealed memory file for each
 // snapshot, with all layers of its chain merged. They are built on first use and
-// dropped by Forget; a machine that still maps one keeps its pages alive.
+// dropped by Forget; a machine that still maps one keeps its pages alive. Beyond a
+// limit those go that no machine maps, the one used longest ago first.
 type residents struct {
+	maxBytes int64 // 0: no limit
+
 	mu sync.Mutex
 	// +checklocks:mu
 	images map[string]*resident
+	// +checklocks:mu
+	uses uint64 // counts, for the order of use
 }
 
 // resident is the image of one snapshot. Its mutex is held while it is built.
 type resident struct {
+	pins int    // calls that use file now; guarded by residents.mu
+	used uint64 // residents.uses at its last use; guarded by residents.mu
+
 	mu sync.Mutex
 	// +checklocks:mu
 	file *os.File
@@ -39,8 +47,8 @@ type resident struct {
 	bytes   atomic.Int64 // it occupies, once it is built
 }
 
-// entry returns the place of a snapshot's image.
-func (r *residents) entry(id string) *resident {
+// pin returns the place of a snapshot's image and keeps it until unpin.
+func (r *residents) pin(id string) *resident {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	img := r.images[id]
@@ -48,16 +56,37 @@ func (r *residents) entry(id string) *resident {
 		img = &resident{}
 		r.images[id] = img
 	}
+	r.pinLocked(img)
 	return img
 }
 
-// get returns the resident image of the last state of chain, which the residents own.
-func (r *residents) get(ctx context.Context, chain []engine.State, memoryMiB int) (*os.File, error) {
+func (r *residents) pinLocked(img *resident) {
+	r.uses++
+	img.pins++
+	img.used = r.uses
+}
+
+func (r *residents) unpin(img *resident) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	img.pins--
+}
+
+// get returns the resident image of the last state of chain, which the residents own
+// and keep at least until release.
+func (r *residents) get(ctx context.Context, chain []engine.State, memoryMiB int) (_ *os.File, release func(), err error) {
 	id := chain[len(chain)-1].ID
 	for {
-		f, dropped, err := r.entry(id).build(ctx, chain, memoryMiB)
+		img := r.pin(id)
+		f, dropped, err := img.build(ctx, chain, memoryMiB)
+		if err != nil || dropped {
+			r.unpin(img)
+		}
+		if err != nil {
+			return nil, nil, err
+		}
 		if !dropped {
-			return f, err
+			return f, func() { r.unpin(img) }, nil
 		}
 	}
 }
@@ -75,21 +104,30 @@ func (i *resident) build(ctx context.Context, chain []engine.State, memoryMiB in
 	return i.file, false, err
 }
 
-// peek returns the resident image of a snapshot if it is built, else nil.
-func (r *residents) peek(id string) *os.File {
+// peek returns the resident image of a snapshot if it is built, else nil. It is kept
+// until release, which is never nil.
+func (r *residents) peek(id string) (_ *os.File, release func()) {
 	r.mu.Lock()
 	img := r.images[id]
+	if img != nil {
+		r.pinLocked(img)
+	}
 	r.mu.Unlock()
-	if img == nil || !img.mu.TryLock() { // being built: its layers are as good
-		return nil
+	if img == nil {
+		return nil, func() {}
+	}
+	release = func() { r.unpin(img) }
+	if !img.mu.TryLock() { // being built: its layers are as good
+		return nil, release
 	}
 	defer img.mu.Unlock()
-	return img.file
+	return img.file, release
 }
 
 // put registers an image found in a living machine, unless there is one already.
 func (r *residents) put(id string, f *os.File) {
-	img := r.entry(id)
+	img := r.pin(id)
+	defer r.unpin(img)
 	img.mu.Lock()
 	defer img.mu.Unlock()
 	if img.file != nil || img.dropped {
@@ -105,9 +143,13 @@ func (r *residents) forget(id string) {
 	img := r.images[id]
 	delete(r.images, id)
 	r.mu.Unlock()
-	if img == nil {
-		return
+	if img != nil {
+		img.drop()
 	}
+}
+
+// drop closes the image; who waits for it builds another.
+func (img *resident) drop() {
 	img.mu.Lock()
 	defer img.mu.Unlock()
 	img.dropped = true

@@ -48,10 +48,12 @@ func (d *Driver) restore(ctx context.Context, spec engine.Spec, chain []engine.S
 	}
 	defer layers.close()
 	base := d.residents.base(chain, layers)
-	memory, err := d.residents.get(ctx, chain[:base+1], spec.Shape.MemoryMiB)
+	memory, release, err := d.residents.get(ctx, chain[:base+1], spec.Shape.MemoryMiB)
 	if err != nil {
 		return nil, err
 	}
+	defer d.trimResidents() // after the release: it was built, or will be unmapped again
+	defer release()
 	m, err := d.launch(ctx, spec, launchPlan{memory: memory, mapped: chain[base].ID, chain: chain})
 	if err != nil {
 		return nil, err

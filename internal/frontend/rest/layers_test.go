@@ -21,7 +21,7 @@ func TestLayers(t *testing.T) {
 		{"POST", "/v1/snapshots/py-base/compact", `{"to":"flat","replace":true}`, 200, `"status":"ready"`},
 		{"POST", "/v1/snapshots/py-base/compact", `{"to":"py-base"}`, 400, `"invalid_argument"`},
 		{"POST", "/v1/snapshots/py-base/compact", `{"to":"../x"}`, 400, `"invalid_argument"`},
-		{"POST", "/v1/snapshots/py-base/compact", `{}`, 422, `"to"`},
+		{"POST", "/v1/snapshots/py-base/compact", `{}`, 422, `is missing`},
 		{"POST", "/v1/snapshots/absent/compact", `{"to":"x"}`, 404, `"not_found"`},
 		{"POST", "/v1/snapshots/flat/rebuild", ``, 400, `"unsupported"`},
 		{"POST", "/v1/snapshots/absent/rebuild", ``, 404, `"not_found"`},
