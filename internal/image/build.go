@@ -16,13 +16,17 @@ import (
 	"forkd.dev/forkd/internal/linux"
 )
 
-// BuildSpec asks for an image of Debian with packages.
+// BuildSpec asks for an image of Debian with packages, or of an archive.
 type BuildSpec struct {
 	Name     string
 	Replace  bool // move the name if it is taken
 	Packages []string
 	DiskMiB  int // 0 means 4096
 	Builtin  bool
+	// Tar is a root file system in a tar archive, plain or compressed by gzip, zstd or
+	// xz, instead of Debian; it may be nil. It need not be trusted.
+	Tar    io.Reader
+	Kernel string // name of a kernel that was added; "" means Debian's
 	// Log receives what the programs of the build print, line by line; it may be nil.
 	Log io.Writer
 }
@@ -47,6 +51,9 @@ func (spec BuildSpec) check() (BuildSpec, error) {
 	if spec.DiskMiB < minDiskMiB || spec.DiskMiB > maxDiskMiB {
 		return spec, errdefs.New(errdefs.ErrInvalid, "disk of %d MiB: it must have %d to %d MiB", spec.DiskMiB, minDiskMiB, maxDiskMiB)
 	}
+	if spec.Tar != nil && len(spec.Packages) > 0 {
+		return spec, errdefs.New(errdefs.ErrInvalid, "packages are not installed into an archive")
+	}
 	if len(spec.Packages) > maxPackages {
 		return spec, errdefs.New(errdefs.ErrInvalid, "%d packages, more than %d", len(spec.Packages), maxPackages)
 	}
@@ -65,6 +72,21 @@ func (spec BuildSpec) check() (BuildSpec, error) {
 // Build makes an image and gives it its name. Builds run one after another. When
 // it fails or ctx ends, nothing is left. progress may be nil.
 func (s *Store) Build(ctx context.Context, spec BuildSpec, progress Progress) (Image, error) {
+	if spec.Tar != nil {
+		return s.make(ctx, spec, progress, planTar)
+	}
+	return s.make(ctx, spec, progress, func(spec BuildSpec) (source, Image, error) {
+		src, err := s.debian(spec.Packages)
+		src.log = spec.Log
+		return src, Image{
+			ID: ident.New(ident.Image), Name: spec.Name, Suite: debianSuite,
+			Packages: spec.Packages, DiskMiB: spec.DiskMiB, Builtin: spec.Builtin,
+		}, err
+	})
+}
+
+// make builds an image of the source that plan returns once it is its turn.
+func (s *Store) make(ctx context.Context, spec BuildSpec, progress Progress, plan func(BuildSpec) (source, Image, error)) (Image, error) {
 	if progress == nil {
 		progress = func(string, float64) {}
 	}
@@ -84,20 +106,16 @@ func (s *Store) Build(ctx context.Context, spec BuildSpec, progress Progress) (I
 		return fail(err)
 	}
 	defer s.building.release()
-	src, err := s.debian(spec.Packages)
+	src, img, err := plan(spec)
 	if err != nil {
 		return fail(err)
 	}
-	src.log = spec.Log
-	k, err := s.EnsureKernel(ctx, span(progress, 0, 0.15))
+	k, err := s.kernelFor(ctx, spec.Kernel, span(progress, 0, 0.15))
 	if err != nil {
 		return fail(err)
 	}
-	img, err := s.buildFrom(ctx, src, Image{
-		ID: ident.New(ident.Image), Name: spec.Name, Source: src.describe(), Suite: debianSuite,
-		Packages: spec.Packages, DiskMiB: spec.DiskMiB, Builtin: spec.Builtin,
-		KernelDigest: k.Digest, KernelRelease: k.Release,
-	}, span(progress, 0.15, 1))
+	img.KernelDigest, img.KernelRelease = k.Digest, k.Release
+	img, err = s.buildFrom(ctx, src, img, span(progress, 0.15, 1))
 	if err != nil {
 		return fail(err)
 	}
@@ -138,6 +156,7 @@ func (s *Store) buildFrom(ctx context.Context, src source, img Image, progress P
 	if err := s.buildDisk(ctx, src, filepath.Join(tmp, "tree"), disk, img.DiskMiB, progress); err != nil {
 		return Image{}, err
 	}
+	img.Source = src.describe()
 	progress("taking the checksum", 0.95)
 	var err error
 	if img.Digest, err = DigestDisk(ctx, disk); err != nil {
@@ -162,7 +181,7 @@ func (s *Store) buildDisk(ctx context.Context, src source, tree, disk string, mi
 	if err := src.fill(ctx, tree, span(progress, 0, 0.85)); err != nil {
 		return err
 	}
-	if err := cleanTree(tree); err != nil {
+	if err := src.clean(tree); err != nil {
 		return err
 	}
 	progress("writing the disk", 0.85)

@@ -15,6 +15,10 @@ import (
 // guestHostname is the host name of an image; a fork gets its own.
 const guestHostname = "forkd"
 
+func guestHosts() string {
+	return "127.0.0.1\tlocalhost\n127.0.1.1\t" + guestHostname + "\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+}
+
 // cleanTree removes from a root file system what belongs to this host or to the
 // build, and sets what is common to all images. All paths stay inside of dir,
 // whatever links the tree holds.
@@ -91,7 +95,7 @@ func removeFiles(root *os.Root) error {
 func writeFiles(root *os.Root) error {
 	files := []struct{ name, text string }{
 		{"etc/hostname", guestHostname + "\n"},
-		{"etc/hosts", "127.0.0.1\tlocalhost\n127.0.1.1\t" + guestHostname + "\n::1\tlocalhost ip6-localhost ip6-loopback\n"},
+		{"etc/hosts", guestHosts()},
 		{"etc/resolv.conf", ""},
 		{"etc/machine-id", ""},
 	}

@@ -20,13 +20,15 @@ const debianSuite = "bookworm"
 // source fills a directory with a root file system: Debian packages here, other
 // kinds of images later.
 type source interface {
-	// describe names the source in manifests, e.g. "debian:bookworm".
+	// describe names the source in manifests, e.g. "debian:bookworm", once it is filled in.
 	describe() string
 	// check tells what the host lacks for fill.
 	check() error
 	// fill writes the tree into dir, which exists and is empty, with owners, modes
 	// and device nodes as they shall be. On an error dir may hold anything.
 	fill(ctx context.Context, dir string, progress Progress) error
+	// clean removes from the filled tree what is none of a guest's business.
+	clean(dir string) error
 }
 
 // debian is a minimal Debian with packages, made by mmdebstrap.
@@ -37,6 +39,8 @@ type debian struct {
 	keyring  string // of Debian's archive, on the host
 	log      io.Writer
 }
+
+func (d debian) clean(dir string) error { return cleanTree(dir) }
 
 func (d debian) describe() string { return "debian:" + debianSuite }
 

@@ -9,6 +9,7 @@
 //	Dir/<image id>/{disk.ext4,image.json}   immutable once there
 //	Dir/names.json                          name -> image id
 //	KernelDir/<digest>/{vmlinux,modules/NN-name.ko,kernel.json}
+//	KernelDir/names.json                    name -> digest, of kernels that users added
 //	InitramfsDir/<digest>.cpio              of a kernel and an agent
 //	CacheDir/{kernel,apt}/*.deb             may be deleted at any time
 //

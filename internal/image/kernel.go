@@ -82,6 +82,9 @@ func (s *Store) newestKernel() (Kernel, error) {
 			s.cfg.Log("kernel %s is left out: %v", e.Name(), err)
 			continue
 		}
+		if k.Package == "" {
+			continue // a named one is used only by who names it
+		}
 		if newest.Digest == "" || k.CreatedAt.After(newest.CreatedAt) {
 			newest = k
 		}
@@ -198,6 +201,11 @@ func storeKernel(ctx context.Context, tree, dir string, k *Kernel) error {
 	if err != nil {
 		return err
 	}
+	return writeKernel(dir, vmlinux, modules, k)
+}
+
+// writeKernel puts a kernel into the new directory dir, synced, and fills in k.
+func writeKernel(dir string, vmlinux []byte, modules []kernel.Module, k *Kernel) (err error) {
 	if err := os.MkdirAll(filepath.Join(dir, modulesDir), 0o755); err != nil {
 		return classify(err)
 	}

@@ -50,8 +50,9 @@ func fakeKernel(t *testing.T, cfg Config) Kernel {
 // treeSource fills a directory by a function.
 type treeSource func(dir string) error
 
-func (treeSource) describe() string { return "test:tree" }
-func (treeSource) check() error     { return nil }
+func (treeSource) describe() string       { return "test:tree" }
+func (treeSource) check() error           { return nil }
+func (treeSource) clean(dir string) error { return cleanTree(dir) }
 func (f treeSource) fill(_ context.Context, dir string, progress Progress) error {
 	progress("filling", 0)
 	return f(dir)
