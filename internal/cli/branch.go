@@ -15,7 +15,7 @@ import (
 type branchFlags struct {
 	tag, mode              string
 	noWait, freeze, syncFS bool
-	replace                bool
+	replace, withSecrets   bool
 	labels                 []string
 }
 
@@ -40,6 +40,7 @@ func (a *app) branchCommand() *cobra.Command {
 	fl.BoolVar(&f.syncFS, "sync", false, "write file systems out before")
 	fl.BoolVar(&f.replace, "replace", false, "move the tag if it is taken")
 	fl.StringArrayVarP(&f.labels, "label", "l", nil, "label KEY=VALUE (repeatable)")
+	fl.BoolVar(&f.withSecrets, "with-secrets", false, "give a tag to a memory that holds secrets")
 	return cmd
 }
 
@@ -48,7 +49,7 @@ func (a *app) branch(ctx context.Context, ref string, f branchFlags) error {
 	if err != nil {
 		return err
 	}
-	req := forkd.BranchRequest{Tag: f.tag, Mode: f.mode, Sync: f.syncFS, Labels: labels, Replace: f.replace}
+	req := forkd.BranchRequest{Tag: f.tag, Mode: f.mode, Sync: f.syncFS, Labels: labels, Replace: f.replace, WithSecrets: f.withSecrets}
 	if f.noWait {
 		req.Wait = forkd.Bool(false)
 	}

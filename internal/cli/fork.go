@@ -26,6 +26,11 @@ type forkFlags struct {
 	wait   time.Duration
 	cpu    float64
 	pids   int
+
+	each        string
+	secrets     []string
+	reseed      string
+	withSecrets bool
 }
 
 func (a *app) forkCommand() *cobra.Command {
@@ -34,12 +39,16 @@ func (a *app) forkCommand() *cobra.Command {
 		Use:     "fork SNAPSHOT|SANDBOX",
 		Aliases: []string{"spawn"},
 		Short:   "Make sandboxes of a snapshot, or of a running sandbox",
-		Example: "  forkd fork py-base -n 10\n  forkd fork --tag py-base --name worker --env KEY=value",
-		Args:    cobra.MaximumNArgs(1),
+		Example: "  forkd fork py-base -n 10\n  forkd fork --tag py-base --name worker --env KEY=value\n" +
+			"  forkd fork worker --each hints.jsonl      # a line each: {\"env\":{\"HINT\":\"x\"},\"labels\":{...},\"files\":{\"/work/hint\":\"text\"}}",
+		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ref, err := oneRef(args, "tag", f.tag)
 			if err != nil {
 				return err
+			}
+			if f.each != "" && !cmd.Flags().Changed("count") {
+				f.n = 0 // as many as there are lines
 			}
 			return a.fork(cmd.Context(), ref, f)
 		},
@@ -57,6 +66,10 @@ func (a *app) forkCommand() *cobra.Command {
 	fl.BoolVar(&f.part, "partial", false, "keep the sandboxes that came up if others fail")
 	fl.StringVar(&f.engine, "engine", "", "refuse a snapshot of another engine")
 	fl.StringVar(&f.key, "idempotency-key", "", "a repeat with the same key makes nothing new")
+	fl.StringVar(&f.each, "each", "", "file (- for standard input) with a JSON object for each sandbox, one a line: env, labels, files, files_base64")
+	fl.StringArrayVar(&f.secrets, "secret", nil, "environment that is never written or listed: KEY takes its value from the environment, KEY=@FILE from a file (repeatable)")
+	fl.StringVar(&f.reseed, "reseed", "", "all: every generator is new; system: those of user space go on; seed=N: they come from N and the index (default all)")
+	fl.BoolVar(&f.withSecrets, "with-secrets", false, "copy a memory that holds secrets")
 	f.shape.register(cmd, "; must be the snapshot's")
 	fl.Bool("per-child-netns", false, "ignored: every sandbox is isolated")
 	fl.Var(&f.memory, "memory-limit-mib", "alias of --memory-limit")
@@ -77,6 +90,7 @@ func (f forkFlags) request(ref string, getenv func(string) string) (forkd.ForkRe
 	}
 	req := forkd.ForkRequest{
 		SnapshotTag: ref, N: forkd.Int(f.n), Name: f.name, Labels: labels, Env: env, Partial: f.part, Engine: f.engine,
+		Reseed: f.reseed, WithSecrets: f.withSecrets,
 		CPUs: f.shape.cpus, MemoryMiB: int(f.shape.memory), DiskMiB: int(f.shape.disk),
 	}
 	if f.memory > 0 {
@@ -97,6 +111,9 @@ func (f forkFlags) request(ref string, getenv func(string) string) (forkd.ForkRe
 func (a *app) fork(ctx context.Context, ref string, f forkFlags) error {
 	req, err := f.request(ref, a.env.Getenv)
 	if err != nil {
+		return err
+	}
+	if err := a.forkInputs(f, &req); err != nil {
 		return err
 	}
 	c, err := a.client()

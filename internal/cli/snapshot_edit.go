@@ -68,7 +68,7 @@ func (a *app) removeEach(ctx context.Context, refs []string, remove func(context
 }
 
 func (a *app) snapshotTagCommand() *cobra.Command {
-	var replace bool
+	var replace, withSecrets bool
 	cmd := &cobra.Command{
 		Use:   "tag SNAPSHOT TAG",
 		Short: "Give a snapshot a tag",
@@ -78,17 +78,15 @@ func (a *app) snapshotTagCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			mode := forkd.TagNew
-			if replace {
-				mode = forkd.TagReplace
-			}
-			if err := c.TagSnapshot(cmd.Context(), args[0], args[1], mode); err != nil {
+			req := forkd.TagRequest{Snapshot: args[0], Replace: replace, WithSecrets: withSecrets}
+			if err := c.GiveTag(cmd.Context(), args[1], req); err != nil {
 				return err
 			}
 			return a.tagDone(args[1])
 		},
 	}
 	cmd.Flags().BoolVar(&replace, "replace", false, "move the tag if it is taken")
+	cmd.Flags().BoolVar(&withSecrets, "with-secrets", false, "name a memory that holds secrets")
 	return cmd
 }
 

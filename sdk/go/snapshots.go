@@ -82,6 +82,11 @@ func (c *Client) TagSnapshot(ctx context.Context, ref, tag string, mode TagMode)
 	return c.do(ctx, http.MethodPut, path("v1", "tags", tag), rest.SetTag{Snapshot: ref, Replace: bool(mode)})
 }
 
+// GiveTag gives a snapshot a tag, with all that can be said about it.
+func (c *Client) GiveTag(ctx context.Context, tag string, req TagRequest) error {
+	return c.do(ctx, http.MethodPut, path("v1", "tags", tag), req)
+}
+
 // Untag removes a tag; its snapshot stays.
 func (c *Client) Untag(ctx context.Context, tag string) error {
 	return c.do(ctx, http.MethodDelete, path("v1", "tags", tag), nil)

@@ -10,6 +10,8 @@ type (
 	Usage           = rest.Usage
 	ForkRequest     = rest.CreateSandboxes
 	ForkFailure     = rest.ForkFailure
+	ChildInput      = rest.ChildInput
+	TagRequest      = rest.SetTag
 	ExecRequest     = rest.Exec
 	ExecResult      = rest.ExecResult
 	EvalRequest     = rest.Eval

@@ -65,7 +65,7 @@ func TestRefusals(t *testing.T) {
 		{"missing tag", "POST", "/v1/sandboxes", `{"n":1}`, nil, 422, "invalid_argument"},
 		{"no content type", "POST", "/v1/sandboxes", `{"snapshot_tag":"py-base"}`, []string{"Content-Type: "}, 415, "invalid_argument"},
 		{"form", "POST", "/v1/sandboxes", `{"snapshot_tag":"py-base"}`, []string{"Content-Type: text/plain"}, 415, "invalid_argument"},
-		{"too large", "POST", "/v1/sandboxes", `{"snapshot_tag":"` + strings.Repeat("x", defaultBody) + `"}`, nil, 413, "invalid_argument"},
+		{"too large", "POST", "/v1/sandboxes", `{"snapshot_tag":"` + strings.Repeat("x", forkBody) + `"}`, nil, 413, "invalid_argument"},
 		{"n = 0", "POST", "/v1/sandboxes", `{"snapshot_tag":"py-base","n":0}`, nil, 400, "invalid_argument"},
 		{"n = -1", "POST", "/v1/sandboxes", `{"snapshot_tag":"py-base","n":-1}`, nil, 400, "invalid_argument"},
 		{"n = 100000", "POST", "/v1/sandboxes", `{"snapshot_tag":"py-base","n":100000}`, nil, 400, "invalid_argument"},

@@ -105,6 +105,8 @@ func forkOf(req api.CreateSandboxes) (sandbox.Fork, error) {
 	switch {
 	case req.SnapshotTag == "":
 		return sandbox.Fork{}, missing("snapshot_tag")
+	case len(req.Children) > 0 && n != len(req.Children):
+		return sandbox.Fork{}, errdefs.New(errdefs.ErrInvalid, "n is %d, but there are inputs for %d children", n, len(req.Children))
 	case n < 1 || n > 1000:
 		return sandbox.Fork{}, errdefs.New(errdefs.ErrInvalid, "n is %d, want 1 to 1000", n)
 	case req.LiveFork:
