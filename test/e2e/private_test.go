@@ -131,7 +131,7 @@ func TestInterruptedCommands(t *testing.T) {
 		cmd := exec.Command(w.bin, args...)
 		cmd.Env = w.env()
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-		before := len(machines(w.data))
+		before := w.quiet(t)
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
@@ -154,6 +154,25 @@ func TestInterruptedCommands(t *testing.T) {
 		})
 	}
 	w.checkConsistent(t, stay.ID)
+}
+
+// quiet waits until the pool is not being filled and returns how many machines
+// there are: the next new one is then somebody's work.
+func (w *world) quiet(t *testing.T) int {
+	t.Helper()
+	const enough = 15 // looks, longer than the making of one machine
+	count, same := -1, 0
+	eventually(t, func() error {
+		now := len(machines(w.data))
+		if now != count {
+			count, same = now, 0
+		}
+		if same++; same < enough {
+			return fmt.Errorf("%d machines, and still changing", now)
+		}
+		return nil
+	})
+	return count
 }
 
 // begin starts cmd and reads its standard error up to a line with text.
