@@ -42,7 +42,7 @@ func TestSchemasAreTheGoTypes(t *testing.T) {
 		Error{}, Progress{}, Version{}, Health{}, Sandbox{}, Receipt{}, ReceiptStep{}, Timing{}, Usage{}, CreateSandboxes{},
 		ForkFailure{}, ForkLine{}, Exec{}, ExecResult{}, Eval{}, EvalResult{}, Pong{}, Snapshot{}, Recipe{}, SnapshotDetail{},
 		CreateSnapshot{}, SnapshotLine{}, SetTag{}, Image{}, BuildImage{}, ImageLine{},
-		Pool{}, SetPool{}, Stat{}, Start{}, BranchSandbox{}, Branch{},
+		Pool{}, SetPool{}, Stat{}, Start{}, Kernel{}, AddKernel{}, BranchSandbox{}, Branch{},
 		CompactSnapshot{}, Verify{}, Verified{}, VerifyResult{}, VerifyLine{}, DiskUsage{}, SnapshotUse{}, ImageUse{}, Resident{}, Prune{}, Pruned{}, PruneResult{},
 		CreateCheckpoint{}, Rollback{}, RolledBack{}, AutoCheckpoint{}, ChildInput{},
 	}

@@ -84,7 +84,7 @@ func (a *app) root() *cobra.Command {
 		a.doctorCommand(), a.serveCommand(), a.cleanupCommand(), a.versionCommand(), a.configCommand(), a.serviceCommand(),
 		a.forkCommand(), a.lsCommand(), a.killCommand(), a.execCommand(), a.evalCommand(), a.pingCommand(),
 		a.runCommand(), a.demoCommand(), a.benchCommand(),
-		a.snapshotCommand(), a.imageCommand(), a.branchCommand(),
+		a.snapshotCommand(), a.imageCommand(), a.kernelCommand(), a.branchCommand(),
 		a.verifyCommand(), a.dfCommand(), a.pruneCommand(),
 		a.checkpointCommand(), a.checkpointsCommand(), a.rollbackCommand(),
 		a.poolCommand(), a.logsCommand(), a.statsCommand(),

@@ -20,39 +20,54 @@ func (a *app) imageCommand() *cobra.Command {
 }
 
 func (a *app) imageBuildCommand() *cobra.Command {
-	var tag string
+	var tag, archive, kernel string
 	var packages []string
 	var disk mib
 	var replace bool
 	cmd := &cobra.Command{
-		Use:     "build --tag NAME [PACKAGE...]",
-		Short:   "Build an image of Debian with packages",
-		Example: "  forkd image build --tag tools python3 git",
+		Use:   "build --tag NAME [PACKAGE...]",
+		Short: "Build an image of Debian with packages, or of an archive",
+		Example: "  forkd image build --tag tools python3 git\n" +
+			"  docker export c1 | forkd image build --tag mine --from-tar -",
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if archive != "" && tag == "" && len(args) == 1 {
+				tag, args = args[0], nil
+			}
 			if tag == "" {
 				return errdefs.WithHint(errdefs.New(errdefs.ErrInvalid, "name the image with --tag"), "see: forkd image build --help")
 			}
-			return a.imageBuild(cmd.Context(), forkd.ImageRequest{
-				Name: tag, Replace: replace, Packages: append(packages, args...), DiskMiB: int(disk),
+			return a.imageBuild(cmd.Context(), archive, forkd.ImageRequest{
+				Name: tag, Replace: replace, Packages: append(packages, args...), DiskMiB: int(disk), Kernel: kernel,
 			})
 		},
 	}
 	fl := cmd.Flags()
 	fl.StringVarP(&tag, "tag", "t", "", "name of the result (required)")
 	fl.StringSliceVarP(&packages, "package", "p", nil, "Debian packages (repeatable, comma-separated)")
+	fl.StringVar(&archive, "from-tar", "", "root file system as a tar archive, plain or compressed by gzip, zstd or xz; - reads standard input")
+	fl.StringVar(&kernel, "kernel", "", "name of a kernel that was added (default Debian's)")
 	fl.Var(&disk, "disk", "size of the disk in MiB, or as 8G (default 4096)")
 	fl.BoolVar(&replace, "replace", false, "move the name if it is taken")
 	return cmd
 }
 
-func (a *app) imageBuild(ctx context.Context, req forkd.ImageRequest) error {
+func (a *app) imageBuild(ctx context.Context, archive string, req forkd.ImageRequest) error {
 	c, err := a.client()
 	if err != nil {
 		return err
 	}
+	build := func(progress forkd.Progress) (forkd.Image, error) { return c.BuildImage(ctx, req, progress) }
+	if archive != "" {
+		r, done, err := a.open(archive)
+		if err != nil {
+			return err
+		}
+		defer done()
+		build = func(progress forkd.Progress) (forkd.Image, error) { return c.BuildImageOf(ctx, req, r, progress) }
+	}
 	p := a.progress()
 	p.step("building image "+req.Name, -1)
-	im, err := c.BuildImage(ctx, req, p.step)
+	im, err := build(p.step)
 	p.done()
 	if err != nil {
 		return err

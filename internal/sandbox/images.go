@@ -10,7 +10,7 @@ import (
 	"forkd.dev/forkd/internal/image"
 )
 
-// BuildImage builds an image of Debian with packages.
+// BuildImage builds an image of Debian with packages, or of an archive.
 func (s *Service) BuildImage(ctx context.Context, b BuildImage, progress Progress) (Image, error) {
 	if err := s.checkOpen(); err != nil {
 		return Image{}, err
@@ -21,7 +21,9 @@ func (s *Service) BuildImage(ctx context.Context, b BuildImage, progress Progres
 	if err := s.checkSpace("build an image", 0); err != nil {
 		return Image{}, err
 	}
-	img, err := s.buildImage(ctx, image.BuildSpec{Name: b.Name, Replace: b.Replace, Packages: b.Packages, DiskMiB: b.DiskMiB}, progress)
+	img, err := s.buildImage(ctx, image.BuildSpec{
+		Name: b.Name, Replace: b.Replace, Packages: b.Packages, DiskMiB: b.DiskMiB, Kernel: b.Kernel, Tar: b.Tar,
+	}, progress)
 	if err != nil {
 		return Image{}, err
 	}

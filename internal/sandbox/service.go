@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -31,6 +32,13 @@ type ImageStore interface {
 	Remove(ctx context.Context, id string) error
 }
 
+// KernelStore is what a Service needs of *image.Store for kernels that users bring.
+type KernelStore interface {
+	Kernels(ctx context.Context) ([]image.NamedKernel, error)
+	AddKernel(ctx context.Context, name string, archive io.Reader) (image.NamedKernel, error)
+	RemoveKernel(ctx context.Context, name string) error
+}
+
 // Config is what a Service works with. The service owns none of it but Dir.
 type Config struct {
 	Dir    string // <data>/sandboxes: one directory for each machine
@@ -38,6 +46,7 @@ type Config struct {
 	// LogDir keeps the logs of builds; "" keeps them only while a build runs.
 	LogDir  string
 	Images  ImageStore
+	Kernels KernelStore // nil: there are none but Debian's
 	Store   *snapshot.Store
 	Journal *metadata.DB
 	Connect ConnectFunc

@@ -236,12 +236,27 @@ type Image struct {
 	UsedBy    []string // snapshot ids
 }
 
-// BuildImage asks for an image of Debian with packages.
+// BuildImage asks for an image of Debian with packages, or of an archive.
 type BuildImage struct {
 	Name     string
 	Replace  bool
 	Packages []string
-	DiskMiB  int // 0 means 4096
+	DiskMiB  int       // 0 means 4096
+	Kernel   string    // name of a kernel that was added; "" means Debian's
+	Tar      io.Reader // a root file system instead of Debian; may be nil
+}
+
+// Kernel is a guest kernel.
+type Kernel struct {
+	Name      string // "" of Debian's
+	Digest    string
+	Release   string
+	Package   string // of Debian's
+	Modules   int
+	Bytes     int64
+	Default   bool // images get it that ask for none
+	CreatedAt time.Time
+	UsedBy    []string // image ids
 }
 
 // Progress is told what a long operation does; Fraction is negative if unknown.

@@ -3,7 +3,6 @@ package forkd
 import (
 	"archive/tar"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -13,7 +12,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"forkd.dev/forkd/api/rest"
 	"forkd.dev/forkd/internal/errdefs"
 )
 
@@ -35,6 +33,17 @@ func (c *Client) CreateSnapshotWith(ctx context.Context, req SnapshotRequest, co
 			return Snapshot{}, err
 		}
 	}
+	var out Snapshot
+	err := streamed(req, copies, func(body io.Reader) (err error) {
+		out, err = c.createSnapshot(ctx, body, progress)
+		return err
+	})
+	return out, err
+}
+
+// streamed calls send with an archive of a request and files, which is made while
+// it is read.
+func streamed(req any, copies []Copy, send func(body io.Reader) error) error {
 	r, w := io.Pipe()
 	packed := make(chan error, 1)
 	go func() { // ends when the reader is closed
@@ -42,15 +51,15 @@ func (c *Client) CreateSnapshotWith(ctx context.Context, req SnapshotRequest, co
 		_ = w.CloseWithError(err)
 		packed <- err
 	}()
-	out, err := c.createSnapshot(ctx, io.Reader(r), progress)
+	err := send(io.Reader(r))
 	_ = r.CloseWithError(errStop)
 	// A file that cannot be read is why the daemon got no whole request; that it
 	// wants no more of them is its answer's to explain.
 	perr := <-packed
 	if err != nil && perr != nil && !errors.Is(perr, errStop) && !errors.Is(perr, io.ErrClosedPipe) {
-		return Snapshot{}, perr
+		return perr
 	}
-	return out, err
+	return err
 }
 
 func (c Copy) check() error {
@@ -71,18 +80,15 @@ func (c Copy) check() error {
 	return nil
 }
 
-func packRequest(w io.Writer, req SnapshotRequest, copies []Copy) error {
-	raw, err := json.Marshal(req)
+func packRequest(w io.Writer, req any, copies []Copy) error {
+	head, err := packHead(req)
 	if err != nil {
-		return errdefs.New(errdefs.ErrInvalid, "encode request: %w", err)
+		return err
+	}
+	if _, err := io.Copy(w, head); err != nil {
+		return err
 	}
 	archive := tar.NewWriter(w)
-	if err := archive.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: rest.RequestEntry, Mode: 0o600, Size: int64(len(raw))}); err != nil {
-		return err
-	}
-	if _, err := archive.Write(raw); err != nil {
-		return err
-	}
 	for _, c := range copies {
 		if err := c.pack(archive); err != nil {
 			return err

@@ -2,6 +2,7 @@ package forkd
 
 import (
 	"context"
+	"io"
 	"net/http"
 
 	"forkd.dev/forkd/api/rest"
@@ -9,6 +10,21 @@ import (
 
 // BuildImage builds an image; progress may be nil.
 func (c *Client) BuildImage(ctx context.Context, req ImageRequest, progress Progress) (Image, error) {
+	return c.buildImage(ctx, req, progress)
+}
+
+// BuildImageOf builds an image of a root file system in a tar archive, plain or
+// compressed by gzip, zstd or xz. Packages of req must be empty.
+func (c *Client) BuildImageOf(ctx context.Context, req ImageRequest, archive io.Reader, progress Progress) (Image, error) {
+	head, err := packHead(req)
+	if err != nil {
+		return Image{}, err
+	}
+	return c.buildImage(ctx, io.MultiReader(head, archive), progress)
+}
+
+// buildImage sends a request, or the archive that carries one.
+func (c *Client) buildImage(ctx context.Context, req any, progress Progress) (Image, error) {
 	var out Image
 	err := c.lines(ctx, "/v1/images", req, "", func(raw []byte) error {
 		var line rest.ImageLine

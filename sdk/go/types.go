@@ -23,6 +23,7 @@ type (
 	Start           = rest.Start
 	Image           = rest.Image
 	ImageRequest    = rest.BuildImage
+	Kernel          = rest.Kernel
 	VersionInfo     = rest.Version
 )
 

@@ -11,7 +11,8 @@ import (
 
 func (s *server) buildImage(w http.ResponseWriter, r *http.Request) error {
 	var req api.BuildImage
-	if err := decode(r, &req); err != nil {
+	archive, err := decodeWithFiles(w, r, &req)
+	if err != nil {
 		return err
 	}
 	if req.Name == "" {
@@ -23,7 +24,7 @@ func (s *server) buildImage(w http.ResponseWriter, r *http.Request) error {
 	if req.DiskMiB < 0 {
 		return errdefs.New(errdefs.ErrInvalid, "disk_mib is %d, must not be negative", req.DiskMiB)
 	}
-	b := sandbox.BuildImage{Name: req.Name, Replace: req.Replace, Packages: req.Packages, DiskMiB: req.DiskMiB}
+	b := sandbox.BuildImage{Name: req.Name, Replace: req.Replace, Packages: req.Packages, DiskMiB: req.DiskMiB, Kernel: req.Kernel, Tar: archive}
 	if !wantsStream(r) {
 		im, err := s.svc.BuildImage(r.Context(), b, nil)
 		if err != nil {

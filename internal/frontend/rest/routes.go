@@ -98,9 +98,12 @@ func (s *server) routes() []route {
 		{method: "PUT", path: "/v1/tags/{ref}", handle: s.putTag},
 		{method: "DELETE", path: "/v1/tags/{ref}", handle: s.deleteTag},
 		{method: "GET", path: "/v1/images", handle: s.listImages},
-		{method: "POST", path: "/v1/images", handle: s.replays.wrap(s.buildImage)},
+		{method: "POST", path: "/v1/images", handle: s.replays.wrap(s.buildImage), limit: imageBody},
 		{method: "GET", path: "/v1/images/{ref}", handle: s.getImage},
 		{method: "DELETE", path: "/v1/images/{ref}", handle: s.deleteImage},
+		{method: "GET", path: "/v1/kernels", handle: s.listKernels},
+		{method: "POST", path: "/v1/kernels", handle: s.addKernel, limit: kernelBody},
+		{method: "DELETE", path: "/v1/kernels/{ref}", handle: s.deleteKernel},
 	}...)
 }
 

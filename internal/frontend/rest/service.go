@@ -17,6 +17,7 @@ type Service interface {
 	Snapshots
 	Tags
 	Images
+	Kernels
 	Operator
 	Brancher
 	Layers
