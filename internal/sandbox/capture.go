@@ -397,12 +397,16 @@ func (b *builder) capture(ctx context.Context) error {
 		if err := a.Prepare(ctx, agentwire.Prepare{Sync: true}); err != nil {
 			return err
 		}
+		if err := b.settle(ctx); err != nil {
+			return err
+		}
 		return a.Commit(ctx)
 	})
 	if err != nil {
 		return fmt.Errorf("prepare the guest: %w", err)
 	}
-	b.link.close()
+	// The link stays open: a fork is connected before its state is loaded, and with
+	// the port open on both sides its guest has nothing to handle for that.
 	staging, err := b.s.cfg.Store.Stage(b.id)
 	if err != nil {
 		return err
@@ -411,6 +415,27 @@ func (b *builder) capture(ctx context.Context) error {
 		return errors.Join(err, staging.Discard())
 	}
 	return nil
+}
+
+// settleGuest is how long a guest's kernel has housekeeping left after its processes
+// were frozen: delayed work, grace periods, timers of some seconds.
+const settleGuest = 7 * time.Second
+
+// settle lets that end before the capture of a built-in, or every fork of it would
+// do it, on memory of its own. Nothing tells when it has ended.
+func (b *builder) settle(ctx context.Context) error {
+	if b.req.Labels[builtinLabel] == "" {
+		return nil
+	}
+	b.progress("waiting for the guest to settle", -1)
+	timer := time.NewTimer(b.s.cfg.Settle)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 func (b *builder) publish(ctx context.Context, staging *snapshot.Staging, pong agentwire.Pong) error {

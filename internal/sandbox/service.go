@@ -58,6 +58,9 @@ type Config struct {
 	// MemoryBudgetMiB is what all machines together may occupy of the host's memory;
 	// 0 means 80 % of it.
 	MemoryBudgetMiB int
+	// Settle is how long the guest of a built-in is left alone before its capture; 0
+	// means 7 s, negative not at all.
+	Settle time.Duration
 	// MaxSandboxes bounds living sandboxes; 0 means DefaultMaxSandboxes.
 	MaxSandboxes int
 	// MinFreeBytes is how much of the disk stays free: what would store something is
@@ -117,6 +120,9 @@ type Service struct {
 // New returns a service that has taken over what an earlier daemon left: running
 // sandboxes are adopted, everything half-made is removed.
 func New(ctx context.Context, cfg Config) (*Service, error) {
+	if cfg.Settle == 0 {
+		cfg.Settle = settleGuest
+	}
 	if cfg.MaxSandboxes == 0 {
 		cfg.MaxSandboxes = DefaultMaxSandboxes
 	}

@@ -142,7 +142,7 @@ func (w *world) tryOpen(ctx context.Context) (err error) {
 			return fn(id)
 		},
 	})
-	c := Config{Dir: w.machines(), Engine: w.driver, Images: w.images, Store: w.store, Journal: w.journal, Connect: connectFake, Log: w.t.Logf}
+	c := Config{Dir: w.machines(), Engine: w.driver, Images: w.images, Store: w.store, Journal: w.journal, Settle: -1, Connect: connectFake, Log: w.t.Logf}
 	if w.cfg != nil {
 		w.cfg(&c)
 	}
