@@ -45,7 +45,7 @@ type ServeOptions struct {
 	MemoryBudget config.Budget
 	ResidentMax  config.Budget // memory images that nothing maps
 	MinFreeMiB   *int          // of disk; nil is the default
-	Engine       string // "auto" or the name of one
+	Engine       string        // "auto" or the name of one
 	AllowedHosts []string
 	LogLevel     slog.Level
 }

@@ -68,7 +68,7 @@ func openParts(ctx context.Context, o Options, log *slog.Logger) (_ *parts, err 
 	}
 	cfg := sandbox.Config{
 		BuildNet: registries,
-		Dir: dir("sandboxes"), LogDir: dir("logs"), Engine: p.engine, Images: p.images, Kernels: p.images, Store: p.store, Journal: p.journal,
+		Dir:      dir("sandboxes"), LogDir: dir("logs"), Engine: p.engine, Images: p.images, Kernels: p.images, Store: p.store, Journal: p.journal,
 		Connect: connect, MaxSandboxes: o.MaxSandboxes, PoolSize: poolSize, Log: logf,
 	}
 	if o.Private {
