@@ -257,6 +257,9 @@ func (s *Store) RemoveKernel(ctx context.Context, name string) error {
 	for other, d := range names {
 		shared = shared || other != name && d == digest
 	}
+	if k, err := s.readKernel(digest); err == nil && k.Package != "" {
+		shared = true // with Debian's, which stays
+	}
 	if users := s.kernelUsers(digest); len(users) > 0 && !shared {
 		return errdefs.WithHint(errdefs.New(errdefs.ErrConflict, "kernel %s is used by images %s", name, strings.Join(users, ", ")),
 			"remove them first with: forkd image rm")
@@ -265,8 +268,8 @@ func (s *Store) RemoveKernel(ctx context.Context, name string) error {
 	if err := s.storeKernelNames(names); err != nil {
 		return fail(err)
 	}
-	if k, err := s.readKernel(digest); shared || err == nil && k.Package != "" {
-		return nil // others have it
+	if shared {
+		return nil
 	}
 	s.mu.Lock()
 	delete(s.kernels, digest)

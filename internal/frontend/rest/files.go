@@ -50,6 +50,9 @@ func decodeWithFiles(w http.ResponseWriter, r *http.Request, v any) (io.Reader, 
 	if _, err := io.CopyN(io.Discard, r.Body, (tarBlock-h.Size%tarBlock)%tarBlock); err != nil {
 		return nil, readError(err)
 	}
+	// The answer's first lines may go out while the body still comes in. HTTP/2 is
+	// always like that and knows no such switch.
+	_ = http.NewResponseController(w).EnableFullDuplex()
 	return r.Body, nil
 }
 
