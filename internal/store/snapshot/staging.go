@@ -232,6 +232,11 @@ func checkUnlisted(dir string, m Manifest) error {
 	return nil
 }
 
+// sealed tells whether a file is as seal leaves it: nobody can open it for writing.
+func (st *Staging) sealed(stat unix.Stat_t) bool {
+	return int(stat.Uid) == os.Geteuid() && fs.FileMode(stat.Mode).Perm() == st.store.fileMode
+}
+
 func (st *Staging) seal(ctx context.Context, a *Artifact, parent string) error {
 	f, err := openRegular(filepath.Join(st.dir, a.Name))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -246,8 +251,9 @@ func (st *Staging) seal(ctx context.Context, a *Artifact, parent string) error {
 		return err
 	}
 	// A machine that goes on after its capture keeps a link until it knows that the
-	// snapshot is published, and only reads the file.
-	if stat.Nlink > 2 {
+	// snapshot is published, and only reads the file. One that we sealed already can be
+	// part of any number of snapshots.
+	if stat.Nlink > 2 && !st.sealed(stat) {
 		return errdefs.New(errdefs.ErrInvalid, "the file has %d links: it could be changed under another name", stat.Nlink)
 	}
 	// A confined engine may have written it as another user.

@@ -224,6 +224,36 @@ func TestPublishRefuses(t *testing.T) {
 	}
 }
 
+// TestSealedFilesAreShared: a file that was sealed as part of one snapshot can be part
+// of others, as disk layers of captures that follow one another are.
+func TestSealedFilesAreShared(t *testing.T) {
+	dir := t.TempDir()
+	s := openStore(t, Config{Dir: dir})
+	keep := filepath.Join(filepath.Dir(dir), "kept")
+	for i, id := range []string{ident.New(ident.Snapshot), ident.New(ident.Snapshot), ident.New(ident.Snapshot), ident.New(ident.Snapshot)} {
+		st, err := s.Stage(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := fill(st.Dir(), id, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(st.Dir(), "device.state")
+		if i == 0 {
+			err = os.Link(file, keep)
+		} else {
+			err = errors.Join(os.Remove(file), os.Link(keep, file))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := st.Publish(t.Context(), m); err != nil {
+			t.Errorf("snapshot %d: %v", i, err)
+		}
+	}
+}
+
 func TestPublishCanBeRepeated(t *testing.T) {
 	s := openStore(t, Config{Dir: t.TempDir()})
 	st, err := s.Stage(rootID)
