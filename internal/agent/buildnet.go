@@ -16,7 +16,8 @@ import (
 	"forkd.dev/forkd/internal/errdefs"
 )
 
-// buildStream returns what serves the streams of snapshot builds, or nil.
+// buildStream returns what serves the streams of snapshot builds and of looks from
+// outside, or nil.
 func (a *Agent) buildStream(kind string) func(*link.Stream) {
 	switch kind {
 	case agentwire.StreamBuild:
@@ -25,6 +26,8 @@ func (a *Agent) buildStream(kind string) func(*link.Stream) {
 		return a.serveBuildConn
 	case agentwire.StreamFiles:
 		return a.serveFiles
+	case agentwire.StreamInspect:
+		return a.serveInspect
 	case agentwire.StreamStart:
 		return a.serveStart
 	}

@@ -71,3 +71,37 @@ func FuzzMessages(f *testing.F) {
 		}
 	})
 }
+
+// FuzzInspect reads any bytes as parts and any part as each of its messages.
+func FuzzInspect(f *testing.F) {
+	var b bytes.Buffer
+	file := FileEntry{Path: "/etc/passwd", Mode: 0o100644, Size: 7, MTime: -1, CTime: 2, Inode: 3, UID: 4, GID: 5, Target: "t"}
+	process := ProcessEntry{PID: 1, Name: "init", Command: "/sbin/init", RSSKiB: 9}
+	request := InspectRequest{Op: InspectDigest, Path: "/x", Limit: 5}
+	for kind, body := range map[Part][]byte{PartFile: file.Append(nil), PartProcess: process.Append(nil), PartData: request.Append(nil)} {
+		if err := WritePart(&b, kind, body); err != nil {
+			f.Fatal(err)
+		}
+	}
+	f.Add(b.Bytes())
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r := bytes.NewReader(b)
+		var buf []byte
+		for {
+			_, body, grown, err := ReadPart(r, buf)
+			if err != nil {
+				return
+			}
+			buf = grown
+			var m FileEntry
+			if m.Decode(body) == nil {
+				var again FileEntry
+				if err := again.Decode(m.Append(nil)); err != nil || again != m {
+					t.Fatalf("%+v came back as %+v, %v", m, again, err)
+				}
+			}
+			_, _ = new(ProcessEntry).Decode(body), new(InspectRequest).Decode(body)
+			_ = new(MemoryTotals).Decode(body)
+		}
+	})
+}
