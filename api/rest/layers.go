@@ -4,6 +4,8 @@ package rest
 type CompactSnapshot struct {
 	To      string `json:"to"`                // tag of the result
 	Replace bool   `json:"replace,omitempty"` // move the tag if it is taken
+	// WithSecrets agrees to name a memory that holds secrets.
+	WithSecrets bool `json:"with_secrets,omitempty"`
 }
 
 // Verify is the body of POST /v1/verify.

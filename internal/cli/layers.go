@@ -16,7 +16,7 @@ import (
 // snapshotCompactCommand takes its source as argument or, as upstream, by --from.
 func (a *app) snapshotCompactCommand(use string) *cobra.Command {
 	var from, to string
-	var replace bool
+	var replace, withSecrets bool
 	cmd := &cobra.Command{
 		Use:               use,
 		Short:             "Make a snapshot that equals another and needs no ancestor",
@@ -32,12 +32,13 @@ func (a *app) snapshotCompactCommand(use string) *cobra.Command {
 				return errdefs.WithHint(errdefs.New(errdefs.ErrInvalid, "name the result with --to"), "forkd snapshot compact %s --to TAG", ref)
 			}
 			return a.makeSnapshot(cmd.Context(), "compacting "+ref, func(ctx context.Context, c *forkd.Client, p forkd.Progress) (forkd.Snapshot, error) {
-				return c.CompactSnapshot(ctx, ref, forkd.CompactRequest{To: to, Replace: replace}, p)
+				return c.CompactSnapshot(ctx, ref, forkd.CompactRequest{To: to, Replace: replace, WithSecrets: withSecrets}, p)
 			})
 		},
 	}
 	cmd.Flags().StringVar(&from, "from", "", "the snapshot, instead of the argument")
 	cmd.Flags().StringVar(&to, "to", "", "tag of the result (required)")
+	cmd.Flags().BoolVar(&withSecrets, "with-secrets", false, "name a memory that holds secrets")
 	cmd.Flags().BoolVar(&replace, "replace", false, "move the tag if it is taken")
 	return cmd
 }

@@ -167,6 +167,13 @@ type Resident struct {
 	Machines   int // that map it now, prepared ones too
 }
 
+// StateChecker is implemented by drivers whose artifacts could do harm if somebody
+// else made them.
+type StateChecker interface {
+	// CheckState says with ErrCorrupt why a state that came from elsewhere is refused.
+	CheckState(s State, shape Shape) error
+}
+
 // Compactor is implemented by drivers whose captures store differences.
 type Compactor interface {
 	// Compact writes the last state of chain (root first) into dir so that it needs

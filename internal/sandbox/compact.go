@@ -19,6 +19,8 @@ type Compact struct {
 	From    string // reference
 	To      string // tag of the result
 	Replace bool   // move the tag if it is taken
+	// WithSecrets agrees to name a memory that holds secrets.
+	WithSecrets bool
 }
 
 // CompactSnapshot makes a snapshot that equals c.From and has no parent. c.From stays.
@@ -61,6 +63,9 @@ func (s *Service) compact(ctx context.Context, c Compact, progress Progress) (st
 		return "", err
 	}
 	defer p.release()
+	if err := checkSecrets("snapshot "+p.name(), p.manifest.HoldsSecrets, c.WithSecrets); err != nil {
+		return "", err
+	}
 	if err := s.checkSpace("compact a snapshot", s.chainBytes(p.chain)); err != nil {
 		return "", err
 	}

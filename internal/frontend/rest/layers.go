@@ -52,7 +52,7 @@ func (s *server) compact(w http.ResponseWriter, r *http.Request) error {
 		return errdefs.New(errdefs.ErrInvalid, "to is %s, the snapshot that is to be compacted", req.To)
 	}
 	return s.makeSnapshot(w, r, http.StatusOK, func(ctx context.Context, progress sandbox.Progress) (sandbox.Snapshot, error) {
-		return s.svc.CompactSnapshot(ctx, sandbox.Compact{From: ref, To: req.To, Replace: req.Replace}, progress)
+		return s.svc.CompactSnapshot(ctx, sandbox.Compact{From: ref, To: req.To, Replace: req.Replace, WithSecrets: req.WithSecrets}, progress)
 	})
 }
 
