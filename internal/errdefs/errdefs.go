@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"syscall"
 )
 
 // The classes. Wrap them with %w, or mark an error of another library with [As].
@@ -57,7 +58,7 @@ var classes = []struct {
 
 // Class returns the class of err: one of the Err values of this package, or
 // ErrInternal if it belongs to none. Context errors count as ErrTimeout and
-// ErrCanceled. Class(nil) is nil.
+// ErrCanceled, a full disk as ErrResourceExhausted. Class(nil) is nil.
 func Class(err error) error {
 	if err == nil {
 		return nil
@@ -72,6 +73,8 @@ func Class(err error) error {
 		return ErrTimeout
 	case errors.Is(err, context.Canceled):
 		return ErrCanceled
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return ErrResourceExhausted
 	}
 	return ErrInternal
 }

@@ -160,7 +160,10 @@ func (s *Service) captureRunning(ctx context.Context, e *entry, t taking) (Branc
 		done()
 	}
 	if err := t.take(ctx); err != nil {
-		end()
+		defer end()
+		if endedMeanwhile(ctx, e, err) {
+			return Branched{}, errdefs.New(errdefs.ErrGuest, "sandbox %s ended while it was captured: %s", t.source.ID, e.whyEnded())
+		}
 		return Branched{}, fmt.Errorf("capture sandbox %s: %w", t.source.ID, err)
 	}
 	if t.wait {

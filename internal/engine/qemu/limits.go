@@ -79,7 +79,9 @@ func (l limiter) apply(spec engine.Spec, pid int) error {
 	if err != nil {
 		return fmt.Errorf("limit %s: %w", spec.ID, err)
 	}
-	if err := g.AddProcess(pid); err != nil {
+	if err := g.AddProcess(pid); errors.Is(err, errdefs.ErrNotFound) {
+		return errdefs.New(errdefs.ErrUnavailable, "limit %s: its process %d has just ended", spec.ID, pid)
+	} else if err != nil {
 		return fmt.Errorf("limit %s: %w", spec.ID, err)
 	}
 	return nil
