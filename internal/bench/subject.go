@@ -26,6 +26,10 @@ type Config struct {
 	Command  string                              // as it was typed, for the report
 	TempDir  string                              // "" is the system's
 	Proc     string                              // "" is /proc
+
+	// counter finds the counter of a guest program in the memory of a machine's
+	// process; nil is the real one, tests have others.
+	counter func(pid int, marker []byte) (func() (uint64, error), error)
 }
 
 func (c Config) step(format string, args ...any) {
@@ -152,16 +156,7 @@ func (s *subject) fork(ctx context.Context, n int, ready func(index int, sb fork
 
 // ask runs FirstCall in a sandbox and returns the result.
 func (s *subject) ask(ctx context.Context, id string) (string, error) {
-	res, err := s.cfg.Client.Eval(ctx, id, forkd.EvalRequest{Code: FirstCall})
-	switch {
-	case err != nil:
-		return "", err
-	case res.Error != nil:
-		return "", errdefs.New(errdefs.ErrGuest, "%.200s", *res.Error)
-	case res.Result == nil:
-		return "", errdefs.New(errdefs.ErrGuest, "no result")
-	}
-	return *res.Result, nil
+	return s.eval(ctx, id, FirstCall)
 }
 
 // killers is how many sandboxes are ended at a time.
@@ -202,12 +197,6 @@ func (s *subject) close(ctx context.Context) error {
 		}
 	}
 	errs := []error{s.kill(ctx, left), s.restorePools(ctx)}
-	snapshots, err := s.cfg.Client.Snapshots(ctx)
-	errs = append(errs, err)
-	for _, sn := range snapshots {
-		if sn.Labels[markLabel] == s.mark {
-			errs = append(errs, s.cfg.Client.DeleteSnapshot(ctx, sn.ID, forkd.DeleteAlone))
-		}
-	}
+	errs = append(errs, s.removeMarked(ctx))
 	return errors.Join(errs...)
 }

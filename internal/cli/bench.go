@@ -21,12 +21,13 @@ import (
 func (a *app) benchCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
-		Short: "Measure forks and rollouts on this machine",
+		Short: "Measure forks, rollouts, branches and rollbacks on this machine",
 		Long:  "Measure from the caller's side, next to baselines on the same machine.\nIf no daemon runs, a private one is started for this time. Measure on a quiet machine.",
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(a.benchForkCommand(), a.benchRolloutsCommand())
+	cmd.AddCommand(a.benchForkCommand(), a.benchRolloutsCommand(),
+		a.benchBranchCommand(), a.benchRollbackCommand(), a.benchChainCommand(), a.benchSearchCommand())
 	return cmd
 }
 
@@ -121,7 +122,8 @@ func (a *app) benchRollouts(ctx context.Context, o bench.RolloutOptions, out, co
 // commandLine is what was typed, as far as it matters for a result.
 func commandLine(cmd *cobra.Command) string {
 	line := cmd.CommandPath()
-	for _, name := range []string{"count", "sweep", "tag", "runs", "memory", "pool", "baselines", "concurrency"} {
+	for _, name := range []string{"count", "sweep", "tag", "runs", "memory", "pool", "baselines", "concurrency",
+		"mode", "dirty", "children", "freeze", "full", "pages", "checkpoints", "depth", "layer", "branching", "cold"} {
 		if f := cmd.Flags().Lookup(name); f != nil && f.Changed {
 			line += fmt.Sprintf(" --%s %s", name, strings.Trim(f.Value.String(), "[]"))
 		}
