@@ -85,7 +85,7 @@ func (a *app) root() *cobra.Command {
 		a.forkCommand(), a.lsCommand(), a.killCommand(), a.execCommand(), a.evalCommand(), a.pingCommand(),
 		a.runCommand(), a.demoCommand(), a.benchCommand(),
 		a.snapshotCommand(), a.imageCommand(), a.kernelCommand(), a.branchCommand(),
-		a.verifyCommand(), a.dfCommand(), a.pruneCommand(),
+		a.verifyCommand(), a.dfCommand(), a.pruneCommand(), a.packCommand(), a.unpackCommand(),
 		a.checkpointCommand(), a.checkpointsCommand(), a.rollbackCommand(),
 		a.poolCommand(), a.logsCommand(), a.statsCommand(),
 	)

@@ -69,7 +69,7 @@ func New(c Config) (http.Handler, error) {
 
 // routes lists all that is served; openapi.yaml describes the same.
 func (s *server) routes() []route {
-	return append(s.layerRoutes(), []route{
+	return append(append(s.layerRoutes(), s.packRoutes()...), []route{
 		{method: "GET", path: "/healthz", handle: s.getHealth},
 		{method: "GET", path: "/version", handle: s.getVersion},
 		{method: "GET", path: "/v1/openapi.yaml", handle: s.getOpenAPI},

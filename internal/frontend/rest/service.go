@@ -21,6 +21,7 @@ type Service interface {
 	Operator
 	Brancher
 	Layers
+	Packer
 	Checkpointer
 }
 
