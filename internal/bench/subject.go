@@ -67,7 +67,7 @@ type subject struct {
 }
 
 // markLabel is the label of sandboxes made for a measurement.
-const markLabel = "forkd.bench"
+const markLabel = "bench"
 
 // openSubject finds the snapshot, makes one of another memory size if asked for,
 // and forks it once: to have the built-in one made, to learn the right answer, and
