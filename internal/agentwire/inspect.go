@@ -81,7 +81,7 @@ func WritePart(w io.Writer, kind Part, body []byte) error {
 		return errdefs.New(errdefs.ErrInvalid, "part of %d bytes", len(body))
 	}
 	head := binary.LittleEndian.AppendUint32(make([]byte, 0, 5), uint32(len(body)))
-	if _, err := w.Write(append(head, byte(kind))); err != nil {
+	if _, err := w.Write(append(head, byte(kind))); err != nil || len(body) == 0 {
 		return err
 	}
 	_, err := w.Write(body)

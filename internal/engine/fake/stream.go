@@ -13,7 +13,7 @@ import (
 	"forkd.dev/forkd/internal/errdefs"
 )
 
-// OpenStream opens a stream of one of these kinds: files, whose content is then on
+// OpenStream opens a stream of one of these kinds: inspect; files, whose content is then on
 // the disk; start, of a command "live WORDS" or "end CODE WORDS", which prints its
 // words; start-log; tcp, which is accepted on the port that a living program has
 // as its first word. There is no network for builds.
@@ -24,6 +24,8 @@ func (a *Agent) OpenStream(ctx context.Context, kind string) (net.Conn, error) {
 	switch {
 	case kind == agentwire.StreamFiles:
 		serve = func(far *half) { _ = agentwire.WriteAnswer(far, "", a.unpack(far)) }
+	case kind == agentwire.StreamInspect:
+		serve = a.inspect
 	case kind == agentwire.StreamStart:
 		serve = a.start
 	case isLog:
@@ -41,8 +43,8 @@ func (a *Agent) OpenStream(ctx context.Context, kind string) (net.Conn, error) {
 		return nil, errdefs.New(errdefs.ErrUnsupported, "agent stream %s: there is none in a fake guest", kind)
 	}
 	when := thawed
-	if kind == agentwire.StreamFiles {
-		when = anytime // the agent itself writes them
+	if kind == agentwire.StreamFiles || kind == agentwire.StreamInspect {
+		when = anytime // the agent itself writes and reads them
 	}
 	if err := a.call(ctx, "stream", when, func(*content) error { return nil }); err != nil {
 		return nil, err
