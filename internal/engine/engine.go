@@ -174,6 +174,13 @@ type StateChecker interface {
 	CheckState(s State, shape Shape) error
 }
 
+// Waiter is implemented by machines whose guest can stand still for want of
+// something of the host.
+type Waiter interface {
+	// Waiting says what the guest waits for, or "" if it runs.
+	Waiting() string
+}
+
 // Compactor is implemented by drivers whose captures store differences.
 type Compactor interface {
 	// Compact writes the last state of chain (root first) into dir so that it needs

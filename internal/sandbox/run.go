@@ -106,6 +106,9 @@ func (s *Service) withAgent(ctx context.Context, ref string, fn func(Agent) erro
 	default:
 		return errdefs.New(errdefs.ErrConflict, "sandbox %s is %s, not running", info.ID, info.State)
 	}
+	if err := standsStill(e); err != nil {
+		return err
+	}
 	e.active()
 	err = e.link.call(ctx, fn)
 	e.active()
@@ -118,7 +121,20 @@ func (s *Service) withAgent(ctx context.Context, ref string, fn func(Agent) erro
 	if endedMeanwhile(ctx, e, err) {
 		return errdefs.New(errdefs.ErrGuest, "sandbox %s ended meanwhile: %s", info.ID, e.whyEnded())
 	}
+	if err := standsStill(e); err != nil {
+		return err
+	}
 	return fmt.Errorf("sandbox %s: %w", info.ID, err)
+}
+
+// standsStill is an error if the machine of e waits for something of the host.
+func standsStill(e *entry) error {
+	w, ok := e.machine.(engine.Waiter)
+	if !ok || w.Waiting() == "" {
+		return nil
+	}
+	return errdefs.WithHint(errdefs.New(errdefs.ErrResourceExhausted, "sandbox %s stands still: %s", e.snapshot().ID, w.Waiting()),
+		"make space on the disk of the data directory: the sandbox goes on by itself")
 }
 
 // whyEnded says why the machine of e ended.

@@ -239,6 +239,7 @@ func (d *Driver) track(m *Machine) {
 	d.machines[m.rec.ID] = m
 	d.mu.Unlock()
 	d.group.Go(func() { m.watch(d.ctx) })
+	d.group.Go(func() { m.keepGoing(d.ctx) })
 }
 
 func (d *Driver) ended(m *Machine) {
@@ -291,7 +292,7 @@ func (d *Driver) Adopt(ctx context.Context, id, dir string) (engine.Machine, err
 	if err != nil {
 		return nil, fmt.Errorf("adopt %s: %w", id, err)
 	}
-	m := &Machine{d: d, rec: rec, dir: dir, proc: handle, done: make(chan struct{}), left: make(chan struct{}), op: newTurn(), adopted: true}
+	m := &Machine{d: d, rec: rec, dir: dir, proc: handle, done: make(chan struct{}), left: make(chan struct{}), full: make(chan struct{}, 1), op: newTurn(), adopted: true}
 	d.adoptMemory(rec)
 	d.track(m)
 	if err := m.command(ctx, "query-status", nil, nil); err != nil {

@@ -68,7 +68,9 @@ type Machine struct {
 	left chan struct{} // closed when watch has returned: also when the driver closed
 	cmd  *exec.Cmd     // nil if adopted
 
-	op turn // held by Pause, Resume, Capture, Kill
+	op     turn          // held by Pause, Resume, Capture, Kill
+	paused bool          // by Pause; guarded by op
+	full   chan struct{} // receives a token when a write of the guest found no space
 
 	// consoleTurn orders those who empty QEMU's ring, so it is held while one does.
 	consoleTurn sync.Mutex
@@ -92,6 +94,8 @@ type Machine struct {
 	lastActivity time.Time
 	// +checklocks:mu
 	migrated chan string // receives the status of a state load
+	// +checklocks:mu
+	noSpace bool // the guest stands still until the host's disk has space
 }
 
 var _ engine.Machine = (*Machine)(nil)
@@ -216,6 +220,11 @@ const maxReason = 100
 
 // event notes what QEMU reports by itself.
 func (m *Machine) event(e qmpEvent) {
+	if e.Name == "BLOCK_IO_ERROR" {
+		action, _ := e.Data["action"].(string)
+		m.blockError(action)
+		return
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch e.Name {
@@ -248,7 +257,11 @@ func (m *Machine) Pause(ctx context.Context) error {
 		return fmt.Errorf("pause machine %s: %w", m.rec.ID, err)
 	}
 	defer m.op.give()
-	return m.command(ctx, "stop", nil, nil)
+	if err := m.command(ctx, "stop", nil, nil); err != nil {
+		return err
+	}
+	m.paused = true
+	return nil
 }
 
 // Resume continues the guest.
@@ -257,6 +270,7 @@ func (m *Machine) Resume(ctx context.Context) error {
 		return fmt.Errorf("resume machine %s: %w", m.rec.ID, err)
 	}
 	defer m.op.give()
+	m.paused = false
 	return m.command(ctx, "cont", nil, nil)
 }
 

@@ -105,7 +105,7 @@ func (d *Driver) launch(ctx context.Context, spec engine.Spec, plan launchPlan) 
 	if err != nil {
 		return nil, err
 	}
-	m := &Machine{d: d, dir: spec.Dir, cmd: cmd, done: make(chan struct{}), left: make(chan struct{}), op: newTurn()}
+	m := &Machine{d: d, dir: spec.Dir, cmd: cmd, done: make(chan struct{}), left: make(chan struct{}), full: make(chan struct{}, 1), op: newTurn()}
 	if err := m.register(ctx, spec, plan, p.confine.uid); err != nil {
 		return nil, err
 	}
