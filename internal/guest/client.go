@@ -174,7 +174,7 @@ func (c *Client) read() error {
 		switch {
 		case errors.As(err, &damaged):
 			if acked {
-				return errdefs.New(errdefs.ErrGuest, "agent channel: %w", err)
+				return errdefs.New(errdefs.ErrGuest, "agent channel: %v", err)
 			}
 			continue
 		case errors.Is(err, io.EOF):
