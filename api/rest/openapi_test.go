@@ -45,6 +45,7 @@ func TestSchemasAreTheGoTypes(t *testing.T) {
 		Pool{}, SetPool{}, Stat{}, Start{}, Kernel{}, AddKernel{}, BranchSandbox{}, Branch{},
 		CompactSnapshot{}, Verify{}, Verified{}, VerifyResult{}, VerifyLine{}, DiskUsage{}, SnapshotUse{}, ImageUse{}, Resident{}, Prune{}, Pruned{}, PruneResult{},
 		CreateCheckpoint{}, Rollback{}, RolledBack{}, AutoCheckpoint{}, ChildInput{},
+		TreeNode{}, DiffStates{}, Diff{}, DiffSide{}, FileChange{}, DiffProcess{}, DiffLine{},
 	}
 	for _, v := range all {
 		typ := reflect.TypeOf(v)

@@ -86,7 +86,7 @@ func (a *app) root() *cobra.Command {
 		a.runCommand(), a.demoCommand(), a.benchCommand(),
 		a.snapshotCommand(), a.imageCommand(), a.kernelCommand(), a.branchCommand(),
 		a.verifyCommand(), a.dfCommand(), a.pruneCommand(), a.packCommand(), a.unpackCommand(),
-		a.checkpointCommand(), a.checkpointsCommand(), a.rollbackCommand(),
+		a.checkpointCommand(), a.checkpointsCommand(), a.rollbackCommand(), a.treeCommand(), a.diffCommand(),
 		a.poolCommand(), a.logsCommand(), a.statsCommand(),
 	)
 	root.AddCommand(a.aliasCommands()...)

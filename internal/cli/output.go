@@ -48,7 +48,8 @@ func (a *app) table(header []string, rows [][]string) error {
 	}
 	for _, row := range rows {
 		for i := range row {
-			row[i] = dash(oneLine(row[i]))
+			indent := row[i][:len(row[i])-len(strings.TrimLeft(row[i], " "))]
+			row[i] = indent + dash(oneLine(row[i]))
 		}
 		fmt.Fprintln(w, strings.Join(row, "\t"))
 	}

@@ -23,7 +23,8 @@ const (
 	maxListBytes  = 64 << 20 // of the names of one side
 	maxDigestFile = 4 << 30
 	maxPatchFile  = 256 << 10 // of one file
-	maxPatch      = 4 << 20   // of all
+	maxPatch      = 2 << 20   // of all
+	maxNameBytes  = 4 << 20   // of the names of all changes
 	maxPatchLines = 20_000    // of one file: the time of a diff grows with them
 )
 
@@ -72,10 +73,10 @@ type comparison struct {
 	progress Progress
 
 	changes   []Change
-	truncated bool // there were more than maxChanges
+	truncated bool // there were more
 	unsure    []pair
 
-	filesA, filesB int
+	filesA, filesB, nameBytes int
 }
 
 // pair is a file of both sides.
@@ -131,7 +132,8 @@ func (c *comparison) excluded(path string) bool {
 }
 
 func (c *comparison) add(ch Change) {
-	if len(c.changes) == maxChanges {
+	c.nameBytes += len(ch.Path)
+	if len(c.changes) == maxChanges || c.nameBytes > maxNameBytes {
 		c.truncated = true
 		return
 	}

@@ -91,6 +91,8 @@ func (s *server) routes() []route {
 		{method: "GET", path: "/v1/snapshots/{ref}/info", handle: s.getSnapshotInfo},
 		{method: "DELETE", path: "/v1/snapshots/{ref}", handle: s.deleteSnapshot},
 		{method: "PUT", path: "/v1/snapshots/{ref}/pool", handle: s.setPool},
+		{method: "GET", path: "/v1/tree", handle: s.getTree},
+		{method: "POST", path: "/v1/diff", handle: s.diff},
 		{method: "GET", path: "/v1/pools", handle: s.listPools},
 		{method: "GET", path: "/v1/stats", handle: s.listStats},
 		{method: "GET", path: "/v1/sandboxes/{ref}/stats", handle: s.getStats},

@@ -23,6 +23,7 @@ type Service interface {
 	Layers
 	Packer
 	Checkpointer
+	Historian
 }
 
 // Sandboxes is the life of sandboxes.
