@@ -380,7 +380,7 @@ func (t *taking) manifest(context.Context) (snapshot.Manifest, error) {
 		Recipe: snapshot.Recipe{From: t.source.ID},
 		Agent: snapshot.Agent{
 			Protocol: t.pong.ProtocolVersion, WarmLanguages: t.pong.Runners,
-			RunnerQuiet: t.freeze && t.pong.Threads == 0 && t.pong.Children == 0,
+			RunnerQuiet: t.freeze && t.pong.Threads == 0 && t.pong.Children == 0 && !t.s.runsProgram(t.parent.id),
 		},
 		HoldsSecrets: t.source.HoldsSecrets || t.parent.manifest.HoldsSecrets,
 		Disk:         snapshot.DiskJournal,

@@ -286,17 +286,16 @@ func (s *starting) showLog(ctx context.Context) {
 // startedProgram tells whether a started program runs in the machine, also one of
 // an earlier snapshot.
 func (b *builder) startedProgram() bool {
-	if b.req.Start != nil {
-		return true
-	}
-	if b.parent == nil {
-		return false
-	}
+	return b.req.Start != nil || b.parent != nil && b.s.runsProgram(b.parent.id)
+}
+
+// runsProgram tells whether a program was started for a snapshot or one of its ancestors.
+func (s *Service) runsProgram(id string) bool {
 	all := map[string]snapshot.Manifest{}
-	for _, m := range b.s.cfg.Store.List() {
+	for _, m := range s.cfg.Store.List() {
 		all[m.ID] = m
 	}
-	for id := b.parent.id; ; {
+	for {
 		m, ok := all[id]
 		if !ok {
 			return false
