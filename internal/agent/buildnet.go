@@ -153,6 +153,9 @@ func (a *Agent) prepareBuild(st *link.Stream) (*proxyEnd, error) {
 		address = "127.0.0.1:0" // the loopback is that of others too
 	}
 	l, err := new(net.ListenConfig).Listen(a.ctx, "tcp", address)
+	if err != nil { // some program of the guest has that port
+		l, err = new(net.ListenConfig).Listen(a.ctx, "tcp", "127.0.0.1:0")
+	}
 	if err != nil {
 		return nil, errdefs.New(errdefs.ErrConflict, "open proxy of the build: %w", err)
 	}
