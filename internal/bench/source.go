@@ -117,7 +117,9 @@ func (s *subject) readyCheckpoint(ctx context.Context, sandbox, id string) error
 				return sn, nil
 			}
 		}
-		return forkd.Snapshot{}, errdefs.New(errdefs.ErrNotFound, "sandbox %s has no checkpoint %s any more", sandbox, id)
+		// It is listed once it is written.
+		detail, err := s.cfg.Client.Snapshot(ctx, id)
+		return detail.Snapshot, err
 	})
 	return err
 }
