@@ -11,7 +11,7 @@ go build -o "$work/testsummary" ./scripts/testsummary || exit 1
 # What runs already (somebody's own daemon) is not the tests' fault.
 scripts/leakcheck.sh list "$work" >"$work/before"
 
-go test -count=1 -timeout 14m -json "$@" ./... 2>"$work/stderr" | "$work/testsummary"
+go test -count=1 -timeout 25m -json "$@" ./... 2>"$work/stderr" | "$work/testsummary"
 status=${PIPESTATUS[1]}
 go_status=${PIPESTATUS[0]}
 if ((go_status != 0)); then
