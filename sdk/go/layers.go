@@ -71,3 +71,6 @@ func (c *Client) DiskUsage(ctx context.Context) (DiskUsage, error) {
 func (c *Client) Prune(ctx context.Context, req PruneRequest) (PruneResult, error) {
 	return fetch[PruneResult](ctx, c, http.MethodPost, "/v1/prune", req)
 }
+
+// SnapshotUse is one snapshot's part of the disk.
+type SnapshotUse = rest.SnapshotUse
