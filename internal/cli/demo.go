@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"time"
 
@@ -37,6 +38,7 @@ type demoFork struct {
 	ID         string            `json:"id"`
 	ReadyMS    float64           `json:"ready_ms"`
 	EvalMS     float64           `json:"eval_ms"`
+	Answer     string            `json:"answer"` // to the first eval
 	PSSKiB     int64             `json:"pss_kib"`
 	PrivateKiB int64             `json:"private_kib"`
 	Values     map[string]string `json:"values"`
@@ -116,6 +118,9 @@ func (a *app) demoSteps(ctx context.Context, c *forkd.Client, r *demoReport) (er
 	if err := a.demoMemory(ctx, c, r); err != nil {
 		return err
 	}
+	if err := a.demoProof(ctx, c, r); err != nil {
+		return err
+	}
 	r.Unique = prove(r.Forks)
 	return nil
 }
@@ -146,18 +151,51 @@ func (a *app) demoEval(ctx context.Context, c *forkd.Client, r *demoReport) erro
 	start := time.Now()
 	err := eachFork(ctx, r.Forks, func(ctx context.Context, f *demoFork) error {
 		begun := time.Now()
-		res, err := c.Eval(ctx, f.ID, forkd.EvalRequest{Code: proofCode})
+		res, err := c.Eval(ctx, f.ID, forkd.EvalRequest{Code: firstCode(r.Snapshot)})
 		if err != nil {
 			return err
 		}
 		f.EvalMS = float64(time.Since(begun).Microseconds()) / 1000
+		if res.Error != nil || res.Result == nil {
+			return errdefs.New(errdefs.ErrGuest, "the first eval failed: %+v", res)
+		}
+		f.Answer = *res.Result
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	r.step("eval", start, fmt.Sprintf("each answers %s in %s", r.Forks[0].Answer, spread(r.Forks, func(f demoFork) float64 { return f.EvalMS })))
+	return nil
+}
+
+// firstCode is what each fork is asked first.
+func firstCode(snapshot string) string {
+	if snapshot == builtin {
+		return "import numpy; numpy.__version__"
+	}
+	return "import sys; sys.version.split()[0]"
+}
+
+// demoProof asks each fork for what must differ between them. It is more code than
+// a first answer needs, so it comes after times and memory were taken.
+func (a *app) demoProof(ctx context.Context, c *forkd.Client, r *demoReport) error {
+	p := a.progress()
+	defer p.done()
+	p.step(fmt.Sprintf("comparing %d sandboxes", r.N), -1)
+	start := time.Now()
+	err := eachFork(ctx, r.Forks, func(ctx context.Context, f *demoFork) error {
+		res, err := c.Eval(ctx, f.ID, forkd.EvalRequest{Code: proofCode})
+		if err != nil {
+			return err
+		}
 		f.Values, err = proofValues(res)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	r.step("eval", start, "each answers in "+spread(r.Forks, func(f demoFork) float64 { return f.EvalMS }))
+	r.step("proof", start, "random numbers and names of all forks, compared below")
 	return nil
 }
 
@@ -183,7 +221,8 @@ func (a *app) demoMemory(ctx context.Context, c *forkd.Client, r *demoReport) er
 // eachFork does work for each fork, a few at a time; the first error ends it.
 func eachFork(ctx context.Context, forks []demoFork, work func(context.Context, *demoFork) error) error {
 	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(parallel)
+	// More at once would only wait for each other, and their times would say so.
+	g.SetLimit(2 * runtime.NumCPU())
 	for i := range forks {
 		g.Go(func() error {
 			if err := work(ctx, &forks[i]); err != nil {

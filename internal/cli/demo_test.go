@@ -21,7 +21,10 @@ func stable(text string) string {
 
 // proofAnswer answers the proof of one fork; same repeats a value in all forks.
 func proofAnswer(same string) func(context.Context, string, agentwire.EvalRequest) (agentwire.EvalResult, error) {
-	return func(_ context.Context, ref string, _ agentwire.EvalRequest) (agentwire.EvalResult, error) {
+	return func(_ context.Context, ref string, r agentwire.EvalRequest) (agentwire.EvalResult, error) {
+		if r.Code != proofCode {
+			return agentwire.EvalResult{HasResult: true, Result: "'1.24.2'"}, nil
+		}
 		values := map[string]string{}
 		for _, name := range proofNames {
 			values[name] = fmt.Sprintf("%s of %s", name, ref)
@@ -44,7 +47,7 @@ func TestDemo(t *testing.T) {
 	}
 	got = r.run("demo", "-n", "2", "--json")
 	var report demoReport
-	if err := json.Unmarshal([]byte(got.stdout), &report); err != nil || len(report.Forks) != 2 || len(report.Unique) != len(proofNames) || len(report.Steps) != 4 {
+	if err := json.Unmarshal([]byte(got.stdout), &report); err != nil || len(report.Forks) != 2 || len(report.Unique) != len(proofNames) || len(report.Steps) != 5 {
 		t.Errorf("JSON: %v, %+v", err, got)
 	}
 }

@@ -12,7 +12,7 @@ import (
 // proofCode prints what must differ between forks: values of generators whose
 // state was captured in the parent, and the names a machine goes by.
 const proofCode = `
-import json, os, random, socket, uuid
+import json, os, random, uuid
 def _forkd_proof():
     def read(path):
         with open(path) as f:
@@ -21,7 +21,7 @@ def _forkd_proof():
         "uuid.uuid4": str(uuid.uuid4()),
         "random.random": repr(random.random()),
         "os.urandom": os.urandom(16).hex(),
-        "hostname": socket.gethostname(),
+        "hostname": os.uname().nodename,
         "machine-id": read("/etc/machine-id"),
         "boot_id": read("/proc/sys/kernel/random/boot_id"),
     }
