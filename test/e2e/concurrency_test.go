@@ -20,7 +20,7 @@ import (
 // TestTwoClientsForkAtOnce: both get all they asked for, and nothing twice.
 func TestTwoClientsForkAtOnce(t *testing.T) {
 	w := running(t)
-	const n = 15
+	const n = 25
 	var answers [2]outcome
 	var g errgroup.Group
 	for i := range answers {
@@ -49,7 +49,7 @@ func TestTwoClientsForkAtOnce(t *testing.T) {
 func TestVanishedClient(t *testing.T) {
 	w := running(t)
 	stay := w.fork(t, "py-base", 1)[0]
-	lines, drop := w.streamFork(t, `{"snapshot_tag":"py-base","n":20,"labels":{"whose":"nobody"}}`)
+	lines, drop := w.streamFork(t, `{"snapshot_tag":"py-base","n":50,"labels":{"whose":"nobody"}}`)
 	var line rest.ForkLine
 	if !lines.Scan() {
 		t.Fatalf("no line of the fork: %v", lines.Err())
@@ -154,8 +154,14 @@ func TestConsoleFlood(t *testing.T) {
 // diskUsage sums what the files of a sandbox take on the host.
 func (w *world) diskUsage(t *testing.T, id string) int64 {
 	t.Helper()
+	return diskUsageOf(t, filepath.Join(w.data, "sandboxes", id))
+}
+
+// diskUsageOf sums what the files below a path take.
+func diskUsageOf(t *testing.T, path string) int64 {
+	t.Helper()
 	sum := int64(0)
-	err := filepath.WalkDir(filepath.Join(w.data, "sandboxes", id), func(_ string, d fs.DirEntry, err error) error {
+	err := filepath.WalkDir(path, func(_ string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -106,6 +107,7 @@ func TestDaemonKilledInEachOperation(t *testing.T) {
 		w.must(t, "pool", "set", "py-base", "--warm", "0")
 		w.killAll(t)
 		w.removeSnapshots(t)
+		w.cli(t, "image", "rm", "half-4") // if it was complete
 	})
 	list := w.fork(t, "py-base", 2)
 	for _, sb := range list {
@@ -146,8 +148,16 @@ func TestDaemonKilledInEachOperation(t *testing.T) {
 			func() func() bool { return func() bool { return len(machines(w.data)) > 25 } },
 		},
 		{
-			"image and snapshot of an image",
-			[]operation{post("/v1/snapshots", `{"tag":"half-3","image":"python"}`), post("/v1/images", `{"name":"half-4","packages":["hello"]}`)},
+			"image being built", []operation{post("/v1/images", `{"name":"half-4","packages":["hello"]}`)},
+			func() func() bool {
+				return func() bool {
+					found, _ := filepath.Glob(filepath.Join(w.data, "images", ".tmp-*", "*"))
+					return len(found) > 0
+				}
+			},
+		},
+		{
+			"snapshot of an image", []operation{post("/v1/snapshots", `{"tag":"half-3","image":"python"}`)},
 			func() func() bool { return w.staged("device.state") },
 		},
 	} {
@@ -164,6 +174,12 @@ func TestDaemonKilledInEachOperation(t *testing.T) {
 		t.Logf("%s: checked after %v", c.name, time.Since(began))
 	}
 	w.must(t, "pool", "set", "py-base", "--warm", "0")
+	for _, sb := range list { // what they were captured to half-way does not matter to the next capture
+		child := w.forkAs(t, forkd.ForkRequest{SnapshotTag: sb.ID})[0]
+		if got := w.eval(t, child.ID, "mine") + w.exec(t, child.ID, "cat /root/mine"); got != "'"+sb.ID+"'"+sb.ID+"\n" {
+			t.Errorf("a fork of %s holds %q", sb.ID, got)
+		}
+	}
 	w.checkConsistent(t, list[0].ID)
 }
 
@@ -441,4 +457,56 @@ func TestForkOfASnapshotBeingDeleted(t *testing.T) {
 	}
 	w.checkSnapshots(t, "deleted")
 	w.checkConsistent(t, stay.ID)
+}
+
+// TestDaemonOutOfMemory: the kernel kills a daemon that finds no memory for what a
+// capture copies; the next one has what there was.
+func TestDaemonOutOfMemory(t *testing.T) {
+	w := running(t)
+	sb := w.fork(t, "py-base", 1)[0]
+	w.eval(t, sb.ID, "import os; mine = 1; blob = os.urandom(150 << 20); mine")
+	w.limitDaemon(t, 100<<20)
+	t.Cleanup(func() {
+		w.restart(t)
+		w.killAll(t)
+		w.removeSnapshots(t)
+	})
+	if _, err := w.client.Branch(t.Context(), sb.ID, forkd.BranchRequest{Tag: "large"}); err == nil {
+		t.Error("a daemon with 100 MiB copied 150 MiB")
+	}
+	if w.up() { // it noticed by itself
+		w.crash(t)
+	}
+	w.restart(t)
+	if got := w.eval(t, sb.ID, "mine"); got != "1" {
+		t.Errorf("the sandbox holds %s", got)
+	}
+	w.checkSnapshots(t, "out of memory")
+	if _, err := w.client.Branch(t.Context(), sb.ID, forkd.BranchRequest{Tag: "large", Replace: true}); err != nil {
+		t.Errorf("branch with memory enough: %v", err)
+	}
+	w.checkConsistent(t, sb.ID)
+}
+
+// limitDaemon puts the daemon alone into a control group with a limit on memory.
+func (w *world) limitDaemon(t *testing.T, bytes int64) {
+	t.Helper()
+	const dir = "/sys/fs/cgroup/memory"
+	group := filepath.Join(dir, filepath.Base(w.dir))
+	if _, err := os.Stat(filepath.Join(dir, "memory.limit_in_bytes")); err != nil {
+		t.Skipf("needs control groups of version 1, which limit a process wherever its children are: %v", err)
+	}
+	if err := os.Mkdir(group, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := waitUntil(endPatience, func() error { return os.Remove(group) }); err != nil {
+			t.Error(err)
+		}
+	})
+	for name, value := range map[string]int64{"memory.limit_in_bytes": bytes, "cgroup.procs": int64(w.daemon.Process.Pid)} {
+		if err := os.WriteFile(filepath.Join(group, name), []byte(fmt.Sprint(value)), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
 }

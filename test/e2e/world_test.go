@@ -33,6 +33,8 @@ type world struct {
 	tmp  string // TMPDIR of everything that is started
 	addr string
 	keep bool // data is the caller's
+	// settings are FORKD_* variables of the daemon.
+	settings []string
 	// installation names the daemon's machines and control groups on the host.
 	installation string
 
@@ -191,7 +193,7 @@ func (w *world) start() error {
 	}
 	defer log.Close()
 	cmd := exec.Command(w.bin, "serve", "--data-dir", w.data, "--bind", w.addr, "--prepare", "py-base")
-	cmd.Env, cmd.Stdout, cmd.Stderr = w.env(), log, log
+	cmd.Env, cmd.Stdout, cmd.Stderr = w.env(w.settings...), log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for us: we end it in order
 	if err := cmd.Start(); err != nil {
 		return err
