@@ -51,7 +51,7 @@ func WriteBranchMarkdown(w io.Writer, r *BranchReport) error {
 	}
 	b.WriteString(r.foot(stall,
 		"call: the request of the branch, in mode live with `wait=false`; ready: until the snapshot is written and was loaded once",
-		"children: forked from the branch when it is ready; each is asked `"+FirstCall+"`; that the source stands still meanwhile is for want of processors"))
+		"children: forked from the branch when it is ready; each is asked `"+FirstCall+"`; the source counts on meanwhile, which takes a processor, and stands still for want of one"))
 	_, err := io.WriteString(w, b.String())
 	return err
 }

@@ -180,7 +180,8 @@ func (f *searcher) rollBelow(ctx context.Context, id string, path []string) erro
 			return err
 		}
 	}
-	return nil
+	// A checkpoint that is still being written would outlive its sandbox.
+	return f.s.readyCheckpoint(ctx, id, here.ID)
 }
 
 // byFork searches with a machine for each node: one branch of each inner node, and
