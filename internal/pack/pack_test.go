@@ -8,9 +8,11 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"flag"
 	"io"
 	"maps"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -422,3 +424,29 @@ func FuzzManifest(f *testing.F) {
 		}
 	})
 }
+
+// TestGolden reads a pack that the first release of version 1 wrote.
+func TestGolden(t *testing.T) {
+	const path = "testdata/v1.forkd"
+	files := map[string][]byte{"a": []byte("hello\n"), "b/sparse": append(make([]byte, 128<<10), "end"...)}
+	if *update {
+		if err := os.WriteFile(path, packed(t, files), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := unpacked(t.Context(), raw, limits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range files {
+		if b := got[name]; b == nil || !bytes.Equal(b.b, want) {
+			t.Errorf("file %s differs", name)
+		}
+	}
+}
+
+var update = flag.Bool("update", false, "write the golden file")

@@ -294,3 +294,24 @@ func TestBranchFull(t *testing.T) {
 	}
 	w.consistent()
 }
+
+// TestCompactCrash: the daemon dies at any durable step of compacting; nothing
+// half-made is there afterwards.
+func TestCompactCrash(t *testing.T) {
+	w := newWorld(t, nil)
+	_, two := deep(w)
+	at := crashes(w, func() { must(w.svc.CompactSnapshot(w.ctx(), Compact{From: two.ID, To: "flat"}, nil)) })
+	if len(at) < 5 {
+		t.Fatalf("only %d steps", len(at))
+	}
+	for _, next := range at {
+		next.consistent()
+		if all := must(next.svc.Snapshots(next.ctx())); len(all) != 3 {
+			t.Errorf("%d snapshots are there", len(all))
+		}
+		next.finish()
+	}
+	if got := w.eval(w.fork("flat", 1)[0].ID, "value"); got != "two" {
+		t.Errorf("compacted in the end: %q", got)
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"forkd.dev/forkd/internal/engine/fake"
 	"forkd.dev/forkd/internal/errdefs"
 	"forkd.dev/forkd/internal/ident"
 	"forkd.dev/forkd/internal/image"
@@ -196,4 +197,49 @@ func TestPackSecrets(t *testing.T) {
 	if sn := must(other.svc.Unpack(other.ctx(), &out, Unpack{}, nil)); !sn.HoldsSecrets {
 		t.Error("the mark was lost on the way")
 	}
+}
+
+// TestUnpackCrash: the daemon dies at any durable step of an unpack. The next one has
+// complete snapshots only, and the pack can be unpacked again.
+func TestUnpackCrash(t *testing.T) {
+	w := newWorld(t, nil)
+	deep(w)
+	raw := packOf(w, "two")
+	other := newWorld(t, nil)
+	at := crashes(other, func() { must(other.svc.Unpack(other.ctx(), bytes.NewReader(raw), Unpack{}, nil)) })
+	if len(at) < 15 {
+		t.Fatalf("only %d steps", len(at))
+	}
+	for _, next := range at {
+		next.consistent()
+		for _, sn := range must(next.svc.Snapshots(next.ctx())) {
+			next.eval(next.fork(sn.ID, 1)[0].ID, "value")
+		}
+		must(next.svc.Unpack(next.ctx(), bytes.NewReader(raw), Unpack{}, nil))
+		if got := next.eval(next.fork("two", 1)[0].ID, "value"); got != "two" {
+			t.Errorf("unpacked again: %q", got)
+		}
+		next.finish()
+	}
+}
+
+// crashes runs work and returns, for each durable step in it, the daemon that starts on
+// what was on disk right after the step.
+func crashes(w *world, work func()) []*world {
+	w.t.Helper()
+	var dirs []string
+	w.script.onStep(func(snapshot.Step, string) error {
+		dir := filepath.Join(w.t.TempDir(), "clone")
+		dirs = append(dirs, dir)
+		return os.CopyFS(dir, os.DirFS(w.data))
+	})
+	work()
+	w.script.onStep(nil)
+	var out []*world
+	for _, dir := range dirs {
+		next := &world{t: w.t, data: dir, host: fake.NewRegistry(), images: w.images}
+		next.open()
+		out = append(out, next)
+	}
+	return out
 }
