@@ -146,6 +146,9 @@ func (s *Service) captureRunning(ctx context.Context, e *entry, t taking) (Branc
 	if err := s.checkSpace("capture a sandbox", 0); err != nil {
 		return Branched{}, err
 	}
+	if err := standsStill(e); err != nil {
+		return Branched{}, err
+	}
 	ctx, done, err := s.begin(ctx)
 	if err != nil {
 		return Branched{}, err
@@ -452,9 +455,7 @@ func (s *Service) collect(id string) {
 	defer cancel()
 	if err := s.removeSnapshot(ctx, id); err != nil && !errors.Is(err, errdefs.ErrConflict) {
 		s.cfg.Log("collect snapshot %s: %v", id, err)
-		return
 	}
-	s.collect(m.ParentID) // which may have waited for this one
 }
 
 // collectable tells whether a snapshot goes with its last user: one made for a fork

@@ -307,6 +307,7 @@ func (r *rollback) endOld() {
 	if r.old.release != nil {
 		r.old.release()
 	}
+	s.collect(r.before.base())
 	if err := s.discard(r.before.machine()); err != nil {
 		s.cfg.Log("end the machine that a rollback replaced: %v", err)
 	}

@@ -227,9 +227,11 @@ func few(names []string) string {
 }
 
 // removeSnapshot deletes one snapshot: files first, so that what the journal still
-// lists after a crash is removed at the next start.
+// lists after a crash is removed at the next start. A parent that only waited for it
+// goes, too.
 func (s *Service) removeSnapshot(ctx context.Context, id string) error {
 	s.forgetPool(id)
+	m, _ := s.cfg.Store.Get(id) // one that cannot be read has no parent we know
 	if err := s.cfg.Store.Remove(ctx, id); err != nil && !errors.Is(err, errdefs.ErrNotFound) {
 		if errors.Is(err, errdefs.ErrConflict) {
 			err = errdefs.WithHint(err, "delete what was made from it first, or all of it with --cascade")
@@ -237,7 +239,11 @@ func (s *Service) removeSnapshot(ctx context.Context, id string) error {
 		return err
 	}
 	s.logs.remove(id)
-	return s.cfg.Journal.DeleteSnapshot(ctx, id)
+	if err := s.cfg.Journal.DeleteSnapshot(ctx, id); err != nil {
+		return err
+	}
+	s.collect(m.ParentID)
+	return nil
 }
 
 // Tagging says how to give a tag.

@@ -295,3 +295,40 @@ func TestEachChildHasItsHint(t *testing.T) {
 		t.Errorf("forking what holds secrets: %+v", got)
 	}
 }
+
+// TestTreeAndDiff: what differs between a snapshot, a checkpoint and a running sandbox
+// is told by file, and none of them changes.
+func TestTreeAndDiff(t *testing.T) {
+	w := running(t)
+	sb := w.forkAs(t, forkd.ForkRequest{SnapshotTag: "py-base", Name: "worker"})[0]
+	w.exec(t, sb.ID, "mkdir -p /srv/app; echo one >/srv/app/one; echo same >/srv/app/touched; echo abc >/srv/app/swap; rm /etc/motd; chmod 600 /etc/passwd")
+	began := time.Now()
+	got := w.must(t, "diff", "py-base", "worker")
+	t.Logf("measured: diff of py-base and a sandbox in %.1f s", time.Since(began).Seconds())
+	for _, line := range []string{"A /srv/app/", "A /srv/app/one", "D /etc/motd", "M /etc/passwd"} {
+		if !strings.Contains(got, line+"\n") {
+			t.Errorf("the diff does not say %q:\n%s", line, got)
+		}
+	}
+	if n := strings.Count(got, "\n"); n > 20 {
+		t.Errorf("the diff has %d lines:\n%s", n, got)
+	}
+	w.must(t, "checkpoint", "worker", "--sync", "--label", "mid")
+	w.exec(t, sb.ID, "echo xyz >/srv/app/swap; touch /srv/app/touched; sleep 1000 >/dev/null 2>&1 &")
+	point := decoded[[]forkd.Snapshot](t, w, "checkpoints", "worker")[0].ID
+	d := decoded[forkd.Diff](t, w, "diff", point, "worker", "--patch")
+	if len(d.Changes) != 1 || d.Changes[0].Path != "/srv/app/swap" || !strings.Contains(d.Patch, "-abc\n+xyz\n") {
+		t.Errorf("changes since the checkpoint: %+v\n%s", d.Changes, d.Patch)
+	}
+	if len(d.ProcessesAdded) == 0 || !strings.Contains(d.ProcessesAdded[len(d.ProcessesAdded)-1].Command, "sleep 1000") || d.A.MemoryTotalKiB == 0 {
+		t.Errorf("processes and memory: %+v", d)
+	}
+	if same := w.must(t, "diff", point, point); same != "" {
+		t.Errorf("a checkpoint differs from itself:\n%s", same)
+	}
+	tree := decoded[[]forkd.TreeNode](t, w, "tree", "worker")
+	if n := len(tree); n != 3 || tree[0].Name != "py-base" || tree[1].Name != "mid" || tree[2].ID != sb.ID || tree[2].Depth != 2 {
+		t.Errorf("the tree is %+v", tree)
+	}
+	w.answers(t, sb.ID)
+}
