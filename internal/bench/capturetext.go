@@ -96,7 +96,7 @@ func WriteChainMarkdown(w io.Writer, r *ChainReport) error {
 	}
 	fmt.Fprintf(&b, "\n%s of %d MiB. Chain / flat: %s.\n", count(r.Layers, "layer"), r.LayerMiB, optional(r.Ratio, "%.3f"))
 	b.WriteString(r.foot("each layer: a fork of the one below writes other pages and is branched; flat: `snapshot compact` of the uppermost",
-		"fork: from the request to the first answer, in turn, without prepared machines; residency: what the first fork of each took longer than the p50 of the others"))
+		"fork: from the request to the first answer, in turn, without prepared machines; residency: what the first fork of each took longer than the p50 of the others; 0 where the daemon has put the memory together when it proved the snapshot"))
 	_, err := io.WriteString(w, b.String())
 	return err
 }
