@@ -34,7 +34,7 @@ func onSmallDisk(t *testing.T) smallDisk {
 	for _, name := range copied {
 		used += diskUsageOf(t, filepath.Join(w.data, name))
 	}
-	mount := filepath.Join(w.dir, "small")
+	mount := w.smallMount()
 	if err := os.Mkdir(mount, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -57,6 +57,20 @@ func onSmallDisk(t *testing.T) smallDisk {
 	}
 	small.restart(t)
 	return small
+}
+
+func (w *world) smallMount() string { return filepath.Join(w.dir, "small") }
+
+// dropSmallDisk removes the small disk of a test that was cut short.
+func (w *world) dropSmallDisk() error {
+	mount := w.smallMount()
+	if len(linesWith("/proc/self/mountinfo", mount)) == 0 {
+		return nil
+	}
+	for _, p := range processesOf(mount) {
+		_ = unix.Kill(p.pid, unix.SIGKILL) // it may have ended
+	}
+	return waitUntil(endPatience, func() error { return unix.Unmount(mount, 0) })
 }
 
 func (d smallDisk) remove(t *testing.T) {

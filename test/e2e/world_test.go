@@ -335,6 +335,7 @@ func (w *world) close() error {
 	if err == nil {
 		err = waitUntil(endPatience, func() error { return w.leftovers(w.data) })
 	}
+	err = errors.Join(err, w.dropSmallDisk())
 	if !w.keep {
 		err = errors.Join(err, os.RemoveAll(w.data))
 	}
