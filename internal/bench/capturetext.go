@@ -128,17 +128,20 @@ func BranchCharts(r *BranchReport) (map[string][]byte, error) {
 		if row.StallMS == nil {
 			return nil, nil
 		}
-		freeze := "no freeze"
+		label := fmt.Sprintf("%d MiB", row.DirtyMiB)
 		if row.Freeze {
-			freeze = "freeze"
+			label += " frozen"
 		}
-		labels = append(labels, fmt.Sprintf("%d MiB, %s, %s", row.DirtyMiB, freeze, children(row.Children)))
+		if row.Children > 1 {
+			label += fmt.Sprintf(", x%d", row.Children)
+		}
+		labels = append(labels, label) // short, or it is left out
 		values = append(values, *row.StallMS)
 	}
 	if len(values) == 0 {
 		return nil, nil
 	}
-	png, err := chart.Bars(chart.Text{Title: "How long a branch stops its source", Subtitle: where(r.Machine, r.Engine), Y: "ms"}, labels, values)
+	png, err := chart.Bars(chart.Text{Title: "How long a branch stops its source (xN: with N children)", Subtitle: where(r.Machine, r.Engine), Y: "ms"}, labels, values)
 	return map[string][]byte{"-stall": png}, err
 }
 
