@@ -24,6 +24,7 @@ type demoReport struct {
 	Steps     []demoStep  `json:"steps"`
 	Forks     []demoFork  `json:"forks"`
 	Unique    []demoProof `json:"unique"`
+	Story     *demoStory  `json:"story"`
 }
 
 // demoStep is how long one step took for all forks.
@@ -49,8 +50,8 @@ func (a *app) demoCommand() *cobra.Command {
 	var tag string
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Fork, evaluate in each fork, show times, memory and uniqueness, clean up",
-		Long:  "Fork N sandboxes, run code in the warm interpreter of each, show how long it took, what a fork costs\nin memory and that no two forks share what must be unique, and remove them all.\nIf no daemon runs, a private one is started for this time.",
+		Short: "Fork, evaluate in each fork, branch, roll back, show times and memory, clean up",
+		Long:  "Fork N sandboxes, run code in the warm interpreter of each, show how long it took, what a fork costs\nin memory and that no two forks share what must be unique. Then branch a running program into children\nwith different hints, roll one of them back and draw the tree. Everything is removed in the end.\nIf no daemon runs, a private one is started for this time.",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if n < 1 || n > 1000 {
@@ -99,10 +100,11 @@ func (a *app) demoSteps(ctx context.Context, c *forkd.Client, r *demoReport) (er
 	if err != nil {
 		return err
 	}
+	all := ids(made.Sandboxes)
 	defer func() {
 		start := time.Now()
-		err = a.after(removeAll(ctx, c, ids(made.Sandboxes)), err)
-		r.step("kill", start, fmt.Sprintf("%d sandboxes", len(made.Sandboxes)))
+		err = a.after(removeAll(ctx, c, all), err)
+		r.step("kill", start, fmt.Sprintf("%d sandboxes", len(all)))
 	}()
 	for _, sb := range made.Sandboxes {
 		r.Engine, r.Isolation = sb.Engine, sb.Isolation
@@ -122,7 +124,7 @@ func (a *app) demoSteps(ctx context.Context, c *forkd.Client, r *demoReport) (er
 		return err
 	}
 	r.Unique = prove(r.Forks)
-	return nil
+	return a.demoBranch(ctx, c, r, &all)
 }
 
 // demoReady forks one first if the snapshot must still be made, so that the times

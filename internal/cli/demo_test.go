@@ -19,9 +19,14 @@ func stable(text string) string {
 	return text
 }
 
-// proofAnswer answers the proof of one fork; same repeats a value in all forks.
-func proofAnswer(same string) func(context.Context, string, agentwire.EvalRequest) (agentwire.EvalResult, error) {
-	return func(_ context.Context, ref string, r agentwire.EvalRequest) (agentwire.EvalResult, error) {
+// proofAnswer answers the proof of one fork, and counts; same repeats a value in all forks.
+func proofAnswer(rig *rig, same string) func(context.Context, string, agentwire.EvalRequest) (agentwire.EvalResult, error) {
+	return func(ctx context.Context, ref string, r agentwire.EvalRequest) (agentwire.EvalResult, error) {
+		if strings.Contains(r.Code, "_forkd_count") {
+			sb, err := rig.svc.Sandbox(ctx, ref)
+			raw, _ := json.Marshal(demoChild{Hint: sb.Labels["hint"], Count: 41})
+			return agentwire.EvalResult{Stdout: raw}, err
+		}
 		if r.Code != proofCode {
 			return agentwire.EvalResult{HasResult: true, Result: "'1.24.2'"}, nil
 		}
@@ -39,7 +44,7 @@ func proofAnswer(same string) func(context.Context, string, agentwire.EvalReques
 
 func TestDemo(t *testing.T) {
 	r := newRig(t)
-	r.svc.OnEval = proofAnswer("")
+	r.svc.OnEval = proofAnswer(r, "")
 	got := r.run("demo", "-n", "3")
 	golden(t, "demo", stable(transcript([]string{"demo", "-n", "3"}, got)))
 	if left := r.svc.Living(); len(left) != 0 {
@@ -47,7 +52,7 @@ func TestDemo(t *testing.T) {
 	}
 	got = r.run("demo", "-n", "2", "--json")
 	var report demoReport
-	if err := json.Unmarshal([]byte(got.stdout), &report); err != nil || len(report.Forks) != 2 || len(report.Unique) != len(proofNames) || len(report.Steps) != 5 {
+	if err := json.Unmarshal([]byte(got.stdout), &report); err != nil || len(report.Forks) != 2 || len(report.Unique) != len(proofNames) || len(report.Steps) != 7 || len(report.Story.Children) != len(demoHints) {
 		t.Errorf("JSON: %v, %+v", err, got)
 	}
 }
@@ -56,7 +61,7 @@ func TestDemo(t *testing.T) {
 func TestDemoFindsWhatIsShared(t *testing.T) {
 	for _, name := range proofNames {
 		r := newRig(t)
-		r.svc.OnEval = proofAnswer(name)
+		r.svc.OnEval = proofAnswer(r, name)
 		got := r.run("demo", "-n", "2")
 		if got.code != 1 || !strings.Contains(got.stderr, name+": only 1 different values in 2 forks") || !strings.Contains(got.stdout, "NOT UNIQUE") {
 			t.Errorf("%s: %+v", name, got)

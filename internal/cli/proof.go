@@ -96,5 +96,8 @@ func (a *app) printDemo(r demoReport) error {
 		}
 		rows = append(rows, []string{p.Name, strconv.Itoa(p.Different) + "/" + strconv.Itoa(r.N), verdict, p.Example})
 	}
-	return a.table([]string{"VALUE", "DIFFERENT", "VERDICT", "EXAMPLE"}, rows)
+	if err := a.table([]string{"VALUE", "DIFFERENT", "VERDICT", "EXAMPLE"}, rows); err != nil {
+		return err
+	}
+	return a.printStory(r.Story)
 }

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"forkd.dev/forkd/internal/errdefs"
 )
@@ -309,34 +310,20 @@ func (m *model) check(id string) {
 	}
 }
 
-// settle compares what there is, and forgets what went with its owner.
+// settle compares what there is, and forgets what went with its owner. What the daemon
+// removes by itself may take a moment.
 func (m *model) settle() {
-	list, err := m.h.Snapshots()
-	m.must(err)
-	there, needed := map[string]bool{}, map[string]bool{}
-	for _, s := range list {
-		needed[s.ParentID] = true
+	var wrong string
+	tick := time.NewTicker(patience / 100)
+	defer tick.Stop()
+	for range 100 {
+		if wrong = m.listed(); wrong == "" {
+			break
+		}
+		<-tick.C
 	}
-	for _, s := range list {
-		there[s.ID] = true
-		if st := m.states[s.ID]; st != nil && st.owner != "" && m.sandboxes[st.owner] == nil && s.Users == 0 && !needed[s.ID] {
-			m.fail("checkpoint %s stays, although its sandbox %s is gone and nothing needs it", s.ID, st.owner)
-		}
-		if s.Passing && s.Users == 0 && !needed[s.ID] {
-			m.fail("snapshot %s of a fork call stays, although nothing needs it", s.ID)
-		}
-		if m.states[s.ID] == nil && !s.Passing {
-			m.fail("snapshot %s is there, and nobody made it", s.ID)
-		}
-	}
-	for id, st := range m.states {
-		if there[id] {
-			continue
-		}
-		if st.owner == "" || m.sandboxes[st.owner] != nil {
-			m.fail("snapshot %s (of %q) is gone", id, st.owner)
-		}
-		m.forget(id)
+	if wrong != "" {
+		m.fail("%s", wrong)
 	}
 	ids, err := m.h.Sandboxes()
 	m.must(err)
@@ -344,6 +331,40 @@ func (m *model) settle() {
 	if want := m.ids(); !slices.Equal(ids, want) {
 		m.fail("sandboxes are %v, want %v", ids, want)
 	}
+}
+
+// patience is how long the daemon may take to remove what nothing needs.
+const patience = 10 * time.Second
+
+// listed compares the list of snapshots and says what is wrong with it.
+func (m *model) listed() string {
+	list, err := m.h.Snapshots()
+	m.must(err)
+	there, needed := map[string]bool{}, map[string]bool{}
+	for _, s := range list {
+		there[s.ID], needed[s.ParentID] = true, true
+	}
+	for _, s := range list {
+		st, free := m.states[s.ID], s.Users == 0 && !needed[s.ID]
+		switch {
+		case st == nil && !s.Passing:
+			return fmt.Sprintf("snapshot %s is there, and nobody made it", s.ID)
+		case s.Passing && free:
+			return fmt.Sprintf("snapshot %s of a fork call stays, although nothing needs it", s.ID)
+		case st != nil && st.owner != "" && m.sandboxes[st.owner] == nil && free:
+			return fmt.Sprintf("checkpoint %s stays, although its sandbox %s is gone and nothing needs it", s.ID, st.owner)
+		}
+	}
+	for id, st := range m.states {
+		if there[id] {
+			continue
+		}
+		if st.owner == "" || m.sandboxes[st.owner] != nil {
+			return fmt.Sprintf("snapshot %s (of %q) is gone", id, st.owner)
+		}
+		m.forget(id)
+	}
+	return ""
 }
 
 // checkAll compares all sandboxes, and a few snapshots by forking them.

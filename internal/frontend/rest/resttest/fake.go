@@ -8,6 +8,7 @@ package resttest
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -90,6 +91,9 @@ func (s *Service) Living() []string {
 // Fork implements rest.Sandboxes.
 func (s *Service) Fork(ctx context.Context, f sandbox.Fork, each func(sandbox.ForkItem)) ([]sandbox.ForkItem, error) {
 	sn, err := s.Snapshot(ctx, f.Snapshot)
+	if source, sbErr := s.Sandbox(ctx, f.Snapshot); err != nil && sbErr == nil {
+		sn, err = s.Snapshot(ctx, source.SnapshotID)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +110,7 @@ func (s *Service) Fork(ctx context.Context, f sandbox.Fork, each func(sandbox.Fo
 	for i := range f.N {
 		it := sandbox.ForkItem{Index: i, Err: s.FailChild[i]}
 		if it.Err == nil {
-			it.Sandbox = s.add(f, sn)
+			it.Sandbox = s.add(f, i, sn)
 		}
 		items = append(items, it)
 		if each != nil {
@@ -122,7 +126,15 @@ func (s *Service) Fork(ctx context.Context, f sandbox.Fork, each func(sandbox.Fo
 	return items, nil
 }
 
-func (s *Service) add(f sandbox.Fork, sn sandbox.Snapshot) sandbox.Sandbox {
+func (s *Service) add(f sandbox.Fork, index int, sn sandbox.Snapshot) sandbox.Sandbox {
+	if index < len(f.Children) {
+		labels := maps.Clone(f.Labels)
+		if labels == nil {
+			labels = map[string]string{}
+		}
+		maps.Copy(labels, f.Children[index].Labels)
+		f.Labels = labels
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.next++
