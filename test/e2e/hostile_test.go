@@ -104,7 +104,7 @@ func TestHostileGuests(t *testing.T) {
 			res, err := w.client.Exec(t.Context(), id, forkd.ExecRequest{
 				Args: []string{"python3", "-c", a.python}, TimeoutSecs: forkd.Seconds(20),
 			})
-			t.Logf("it did: exit code %d, %.200q, %.300q, %v", res.ExitCode, res.Stdout, res.Stderr, err)
+			t.Logf("it did: exit code %d, %.60q, %.300q, %v", res.ExitCode, res.Stdout, res.Stderr, err)
 			if err == nil && res.ExitCode != 0 {
 				t.Errorf("the attack did not begin: %+v", res)
 			}
