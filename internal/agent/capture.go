@@ -81,7 +81,9 @@ func (c *capture) freeze(ctx context.Context, m agentwire.Prepare) error {
 		}
 	}
 	c.look()
-	settleHeap()
+	if m.Settle {
+		settleHeap()
+	}
 	return nil
 }
 

@@ -84,6 +84,7 @@ func (m *WarmStart) Decode(b []byte) error {
 func (m *Prepare) Append(dst []byte) []byte {
 	e := encoder{dst}
 	e.flag(1, m.Sync)
+	e.flag(2, m.Settle)
 	return e.b
 }
 
@@ -92,8 +93,11 @@ func (m *Prepare) Decode(b []byte) error {
 	d := decoder{b: b}
 	*m = Prepare{}
 	for d.next() {
-		if d.tag == 1 {
+		switch d.tag {
+		case 1:
 			m.Sync = d.flag()
+		case 2:
+			m.Settle = d.flag()
 		}
 	}
 	return d.err

@@ -74,6 +74,9 @@ type WarmStart struct {
 // Prepare freezes user processes for a capture.
 type Prepare struct {
 	Sync bool // flush file systems once frozen
+	// Settle has the agent put its own memory in order first, so that forks find it
+	// written already: for a machine that many will be forked from.
+	Settle bool
 }
 
 // Clock carries a wall time.

@@ -16,7 +16,7 @@ import (
 type demoStory struct {
 	Source   string           `json:"source"`
 	Snapshot string           `json:"snapshot"` // behind the branch
-	Count    int              `json:"count"` // of the program when it was branched
+	Count    int              `json:"count"`    // of the program when it was branched
 	Children []demoChild      `json:"children"`
 	Rollback demoRollback     `json:"rollback"`
 	Tree     []forkd.TreeNode `json:"tree"`

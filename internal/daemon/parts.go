@@ -69,7 +69,7 @@ func openParts(ctx context.Context, o Options, log *slog.Logger) (_ *parts, err 
 	cfg := sandbox.Config{
 		BuildNet: registries,
 		Dir:      dir("sandboxes"), LogDir: dir("logs"), Engine: p.engine, Images: p.images, Kernels: p.images, Store: p.store, Journal: p.journal,
-		Connect: connect, MaxSandboxes: o.MaxSandboxes, PoolSize: poolSize, Log: logf,
+		Connect: connect, AgentBuild: programs.Digest(agent), MaxSandboxes: o.MaxSandboxes, PoolSize: poolSize, Log: logf,
 	}
 	if o.Private {
 		cfg.Session, cfg.PoolSize = fmt.Sprintf("private-%d", os.Getpid()), 0

@@ -236,6 +236,9 @@ type CaptureSpec struct {
 	// machine. Only what differs from it is stored.
 	Parent []State
 	After  After
+	// BeforeStop, if set, is called once, right before the machine stops, when all
+	// that a running guest does not hinder is done. Its error ends the capture.
+	BeforeStop func(ctx context.Context) error
 }
 
 // CaptureResult is what a capture stored.

@@ -136,6 +136,7 @@ type taking struct {
 	staging *snapshot.Staging
 	pong    agentwire.Pong
 	result  engine.CaptureResult
+	frozen  time.Time // when the guest was asked to freeze
 	stall   time.Duration
 }
 
@@ -161,6 +162,9 @@ func (s *Service) captureRunning(ctx context.Context, e *entry, t taking) (Branc
 	end := func() {
 		e.leave(Capturing)
 		done()
+		if t.kind == labelCheckpointOf {
+			s.collect(t.id) // its sandbox may have been ended meanwhile
+		}
 	}
 	if err := t.take(ctx); err != nil {
 		defer end()
@@ -253,7 +257,7 @@ func (t *taking) drop() error {
 	return errors.Join(err, t.s.cfg.Journal.DeleteSnapshot(ctx, t.id))
 }
 
-// capture freezes, captures and thaws. The stall is what the host saw of it.
+// capture freezes, captures and thaws.
 func (t *taking) capture(ctx context.Context) error {
 	agent, err := t.e.link.get(ctx)
 	if err != nil {
@@ -269,44 +273,44 @@ func (t *taking) capture(ctx context.Context) error {
 			return fmt.Errorf("write file systems out: %w", err)
 		}
 	}
-	began := time.Now()
-	if t.freeze {
-		if err := t.frozen(ctx, agent); err != nil {
-			return err
-		}
-	}
-	t.result, err = t.e.machine.Capture(ctx, engine.CaptureSpec{Dir: t.staging.Dir(), Parent: t.parent.chain, After: engine.AfterResume})
-	if t.freeze {
-		err = errors.Join(err, t.thawed(agent))
-		t.stall = time.Since(began)
-	} else {
+	spec := engine.CaptureSpec{Dir: t.staging.Dir(), Parent: t.parent.chain, After: engine.AfterResume}
+	if !t.freeze {
+		t.result, err = t.e.machine.Capture(ctx, spec)
 		t.stall = t.result.Pause
+		return err
 	}
-	return err
-}
-
-// frozen has the agent freeze user processes, after the journal knows that it will
-// wait for a verdict.
-func (t *taking) frozen(ctx context.Context, agent Agent) error {
+	// The journal knows first that the guest will wait for a verdict.
 	if err := t.owe(ctx, verdictSource); err != nil {
 		return err
 	}
+	spec.BeforeStop = func(ctx context.Context) error { return t.freezeGuest(ctx, agent) }
+	t.result, err = t.e.machine.Capture(ctx, spec)
+	return errors.Join(err, t.thaw(agent))
+}
+
+// freezeGuest has the agent freeze user processes and wait for a verdict.
+func (t *taking) freezeGuest(ctx context.Context, agent Agent) error {
+	t.frozen = time.Now()
 	err := agent.Prepare(ctx, agentwire.Prepare{Sync: t.sync})
 	if err == nil {
 		err = agent.Commit(ctx)
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("freeze the guest: %w", err), t.thawed(agent))
+		return fmt.Errorf("freeze the guest: %w", err)
 	}
 	return nil
 }
 
-// thawed tells the source that it is the source.
-func (t *taking) thawed(agent Agent) error {
+// thaw tells the source that it is the source. The stall is what the host saw from
+// the request to freeze until the agent has answered that.
+func (t *taking) thaw(agent Agent) error {
 	ctx, cancel := context.WithTimeout(context.Background(), callSlack)
 	defer cancel()
-	if err := agent.VerdictSource(ctx); err != nil {
-		return fmt.Errorf("thaw the source: %w", err)
+	if !t.frozen.IsZero() {
+		if err := agent.VerdictSource(ctx); err != nil {
+			return fmt.Errorf("thaw the source: %w", err)
+		}
+		t.stall = time.Since(t.frozen)
 	}
 	return t.owe(ctx, "")
 }

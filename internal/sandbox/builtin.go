@@ -46,10 +46,18 @@ func (s *Service) ensureBuiltin(ctx context.Context, name string, progress Progr
 		}
 		sn, err := s.CreateSnapshot(ctx, CreateSnapshot{
 			Tag: name, Image: pythonImage, Warm: pyBaseWarm,
-			Labels: map[string]string{builtinLabel: "true"},
+			Labels: map[string]string{builtinLabel: s.builtinMark()},
 		}, tell)
 		return sn.ID, err
 	})
+}
+
+// builtinMark is the value of the label of a built-in: the agent it holds.
+func (s *Service) builtinMark() string {
+	if s.cfg.AgentBuild == "" {
+		return "true"
+	}
+	return s.cfg.AgentBuild
 }
 
 // Prepare makes a built-in ahead of its first use and fills its pool.

@@ -394,7 +394,7 @@ func (b *builder) capture(ctx context.Context) error {
 		if pong, err = a.Ping(ctx); err != nil {
 			return err
 		}
-		if err := a.Prepare(ctx, agentwire.Prepare{Sync: true}); err != nil {
+		if err := a.Prepare(ctx, agentwire.Prepare{Sync: true, Settle: true}); err != nil {
 			return err
 		}
 		if err := b.settle(ctx); err != nil {

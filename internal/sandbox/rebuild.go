@@ -50,6 +50,10 @@ func (s *Service) rebuild(ctx context.Context, id, tag string, progress Progress
 	}
 	req := createFrom(m)
 	req.Tag, req.Replace = tag, true
+	if _, builtin := req.Labels[builtinLabel]; builtin {
+		req.Labels = maps.Clone(req.Labels)
+		req.Labels[builtinLabel] = s.builtinMark()
+	}
 	sn, err := s.CreateSnapshot(ctx, req, progress)
 	if err != nil {
 		return Snapshot{}, err
@@ -92,6 +96,9 @@ func (s *Service) spoiled(ctx context.Context, id string) bool {
 	m, err := s.cfg.Store.Get(id)
 	if err != nil || m.Labels[builtinLabel] == "" {
 		return false
+	}
+	if build := s.cfg.AgentBuild; build != "" && m.Labels[builtinLabel] != build {
+		return true // it holds the agent of another build
 	}
 	status, _ := s.status(ctx, m)
 	return status == SnapshotStale || status == SnapshotFailed

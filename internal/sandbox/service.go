@@ -49,7 +49,10 @@ type Config struct {
 	Kernels KernelStore // nil: there are none but Debian's
 	Store   *snapshot.Store
 	Journal *metadata.DB
-	Connect ConnectFunc
+	// AgentBuild names the agent that new machines get; built-ins with another one are
+	// made anew. "" does not look.
+	AgentBuild string
+	Connect    ConnectFunc
 	// BuildNet returns how builds reach package registries; nil: they do not.
 	BuildNet func() buildnet.Settings
 	// Session, if set, marks all sandboxes as belonging to a private daemon: they

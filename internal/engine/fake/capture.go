@@ -45,6 +45,11 @@ func (m *Machine) capture(ctx context.Context, spec engine.CaptureSpec) (engine.
 	if err != nil {
 		return engine.CaptureResult{}, err
 	}
+	if spec.BeforeStop != nil {
+		if err := spec.BeforeStop(ctx); err != nil {
+			return engine.CaptureResult{}, err
+		}
+	}
 	began := time.Now()
 	now, err := m.freeze(ctx, spec.After)
 	if err != nil {

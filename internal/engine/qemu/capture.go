@@ -71,6 +71,11 @@ func (c *capture) run(ctx context.Context) (res engine.CaptureResult, err error)
 	if err := c.prepare(ctx); err != nil {
 		return res, err
 	}
+	if c.spec.BeforeStop != nil {
+		if err := c.spec.BeforeStop(ctx); err != nil {
+			return res, err
+		}
+	}
 	pause, err := c.stopped(ctx)
 	if err != nil {
 		return res, err
