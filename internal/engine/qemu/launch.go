@@ -61,8 +61,9 @@ func (c confinement) lost() []string {
 }
 
 // maxOpenFiles is set on purpose: QEMU sizes tables by it, and an escaped guest
-// gets no more. A machine needs about 25.
-const maxOpenFiles = 256
+// gets no more. A machine needs about 25, and two more for each disk layer: of its
+// snapshot's ancestors, and of its own captures.
+const maxOpenFiles = 1024
 
 // start runs QEMU. The log file receives what QEMU itself says.
 func (d *Driver) start(p *process, logPath string) (*exec.Cmd, error) {
