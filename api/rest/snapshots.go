@@ -90,6 +90,7 @@ type CreateSnapshot struct {
 	ExecTimeout float64           `json:"exec_timeout_secs,omitempty"` // each; 1800 if 0
 	AllowHosts  []string          `json:"allow_hosts,omitempty"`       // HOST[:PORT] or *.SUFFIX that exec and warm may connect to, besides the host's registries
 	Start       *Start            `json:"start,omitempty"`
+	WithSecrets bool              `json:"with_secrets,omitempty"` // start from a memory that holds secrets
 	CPUs        int               `json:"cpus,omitempty"`
 	MemoryMiB   int               `json:"memory_mib,omitempty"`
 	DiskMiB     int               `json:"disk_mib,omitempty"`

@@ -23,7 +23,7 @@ type snapshotFlags struct {
 	copies                 []string
 	shape                  shape
 	labels                 []string
-	replace                bool
+	replace, withSecrets   bool
 }
 
 func (a *app) snapshotCommand() *cobra.Command {
@@ -78,6 +78,7 @@ func (a *app) snapshotCreateCommand(use string) *cobra.Command {
 	fl.StringArrayVar(&f.allowHosts, "allow-host", nil, "HOST[:PORT] or *.SUFFIX that commands may connect to, besides this host's registries (repeatable)")
 	fl.StringArrayVarP(&f.labels, "label", "l", nil, "label KEY=VALUE (repeatable)")
 	fl.BoolVar(&f.replace, "replace", false, "move the tag if it is taken")
+	fl.BoolVar(&f.withSecrets, "with-secrets", false, "start from a memory that holds secrets")
 	fl.StringArrayVar(&f.copies, "copy", nil, "SRC:DST: copy a file or directory of this machine into the guest first (repeatable)")
 	f.start.register(cmd)
 	f.shape.register(cmd, "; fixed in the snapshot")
@@ -107,7 +108,7 @@ func (a *app) snapshotCreate(ctx context.Context, f snapshotFlags) error {
 	p := a.progress()
 	p.step("making snapshot "+f.tag, -1)
 	sn, err := c.CreateSnapshotWith(ctx, forkd.SnapshotRequest{
-		Tag: f.tag, Replace: f.replace, Image: f.image, From: f.from, Warm: f.warm, Exec: f.exec,
+		Tag: f.tag, Replace: f.replace, WithSecrets: f.withSecrets, Image: f.image, From: f.from, Warm: f.warm, Exec: f.exec,
 		ExecTimeout: f.execTimeout.Seconds(), AllowHosts: f.allowHosts, Labels: labels,
 		Start: start, CPUs: f.shape.cpus, MemoryMiB: int(f.shape.memory), DiskMiB: int(f.shape.disk),
 	}, copies, p.step)

@@ -203,7 +203,7 @@ func (b *builder) build(ctx context.Context) (err error) {
 // source decides what the snapshot is made from, and its shape.
 func (b *builder) source(ctx context.Context) error {
 	if b.req.From != "" {
-		p, err := b.s.plan(ctx, Fork{Snapshot: b.req.From, Shape: b.req.Shape, Progress: b.progress})
+		p, err := b.s.plan(ctx, Fork{Snapshot: b.req.From, Shape: b.req.Shape, WithSecrets: b.req.WithSecrets, Progress: b.progress})
 		if err != nil {
 			return err
 		}

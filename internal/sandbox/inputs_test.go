@@ -143,6 +143,11 @@ func TestSecrets(t *testing.T) {
 	if got := w.exec(child.ID, "getenv", "KEY"); got != "" || !child.HoldsSecrets {
 		t.Errorf("the child has the secret %q, holds_secrets is %v", got, child.HoldsSecrets)
 	}
+	_, err = w.svc.CreateSnapshot(w.ctx(), CreateSnapshot{Tag: "built", From: "known"}, nil)
+	w.wantClass(err, errdefs.ErrConflict)
+	if built := w.create(CreateSnapshot{Tag: "built", From: "known", WithSecrets: true}); !built.HoldsSecrets {
+		t.Error("what is built on it does not say that it holds secrets")
+	}
 	must(w.svc.Checkpoint(w.ctx(), sb.ID, Checkpoint{Sync: true}))
 	must(w.svc.Rollback(w.ctx(), sb.ID, ""))
 	if got := w.exec(sb.ID, "getenv", "KEY"); got != secret {

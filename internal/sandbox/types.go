@@ -179,6 +179,8 @@ type CreateSnapshot struct {
 	// AllowHosts are HOST[:PORT] or *.SUFFIX that Exec and Warm may connect to,
 	// besides the registries of this host.
 	AllowHosts []string
+	// WithSecrets agrees to start from a memory that holds secrets.
+	WithSecrets bool
 }
 
 // Fork asks for n sandboxes of a snapshot.

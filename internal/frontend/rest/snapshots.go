@@ -80,7 +80,7 @@ func createOf(req api.CreateSnapshot) (sandbox.CreateSnapshot, error) {
 	}
 	c := sandbox.CreateSnapshot{
 		Tag: req.Tag, Replace: req.Replace, Image: req.Image, From: req.From, Warm: req.Warm, Exec: req.Exec,
-		Labels: req.Labels, ExecTimeout: time.Duration(req.ExecTimeout * float64(time.Second)), AllowHosts: req.AllowHosts,
+		Labels: req.Labels, ExecTimeout: time.Duration(req.ExecTimeout * float64(time.Second)), AllowHosts: req.AllowHosts, WithSecrets: req.WithSecrets,
 	}
 	if c.Start, err = startOf(req.Start); err != nil {
 		return zero, err
