@@ -67,6 +67,9 @@ func (c *Channel) Read(p []byte) (n int, err error) {
 	if rerr != nil {
 		return 0, rerr
 	}
+	if err == unix.ECONNRESET { // a socket whose peer left with something unread
+		return 0, io.EOF
+	}
 	if err != nil {
 		return 0, fmt.Errorf("read channel: %w", err)
 	}

@@ -86,6 +86,7 @@ func TestTransfer(t *testing.T) {
 		"kernel changed": spoil(vmlinuxFile, flip), "kernel missing": spoil(vmlinuxFile, drop),
 		"kernel.json missing": spoil(kernelFile, drop), "module changed": spoil(".ko", flip),
 	} {
+		to = newStore(t, testConfig(t)) // a kernel that came whole before is not taken again
 		if _, _, err := receive(change); !errors.Is(err, errdefs.ErrCorrupt) || errors.Is(err, errdefs.ErrNotFound) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -93,6 +94,7 @@ func TestTransfer(t *testing.T) {
 			t.Fatalf("%s: there is an image", name)
 		}
 	}
+	to = newStore(t, toCfg)
 	got, isNew, err := receive(same)
 	if err != nil || !isNew || got.ID != img.ID || got.Name != "base" || got.Digest != img.Digest {
 		t.Fatalf("received %+v, new %v, %v", got, isNew, err)
