@@ -10,6 +10,7 @@ needs=(
 	mmdebstrap:mmdebstrap
 	mke2fs:e2fsprogs
 	xz:xz-utils
+	newuidmap:uidmap
 	zstd:zstd
 	python3:python3
 )
@@ -51,7 +52,7 @@ main() {
 		as_root=(sudo)
 	fi
 	echo "setup: installing ${missing[*]}"
-	local log
+	# Not local: the trap runs when this function has ended.
 	log=$(mktemp -t forkd-setup.XXXXXX)
 	trap 'rm -f "$log"' EXIT
 	if ! { "${as_root[@]}" apt-get update -q &&

@@ -22,19 +22,27 @@ import (
 // counterEnv makes the test program count, as the guest's program does.
 const counterEnv = "FORKD_BENCH_COUNT"
 
-// TestCountingProcess is no test but the program that is watched.
-func TestCountingProcess(t *testing.T) {
-	raw := os.Getenv(counterEnv)
-	if raw == "" {
-		t.Skip("only as a process of another test")
+// TestMain runs the program that is watched, if this is its process.
+func TestMain(m *testing.M) {
+	if raw := os.Getenv(counterEnv); raw != "" {
+		if err := countForever(raw); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
 	}
+	os.Exit(m.Run())
+}
+
+// countForever writes the marker and then counts beside it, until its input ends.
+func countForever(raw string) error {
 	marker, err := hex.DecodeString(raw)
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	page, err := syscall.Mmap(-1, 0, linux.PageSize, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANON)
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	copy(page, marker)
 	fmt.Println("counting")
@@ -51,7 +59,7 @@ func TestCountingProcess(t *testing.T) {
 // and a stop of that process is seen as long as it was.
 func TestStallIsSeenFromOutside(t *testing.T) {
 	marker := bytes.Repeat([]byte{0xa5, 0x17, 0x3c, byte(os.Getpid())}, markerBytes/4)
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestCountingProcess$", "-test.v")
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^$")
 	cmd.Env = append(os.Environ(), counterEnv+"="+hex.EncodeToString(marker))
 	in, err := cmd.StdinPipe()
 	if err != nil {

@@ -3,7 +3,9 @@ package image
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -26,7 +28,8 @@ func TestMappedUsersCommand(t *testing.T) {
 // TestMappedTree makes, measures and removes a tree that belongs to other users.
 func TestMappedTree(t *testing.T) {
 	if os.Geteuid() == 0 {
-		t.Skip("it shows what an ordinary user with subordinate ids can do, and this is root")
+		asOrdinaryUser(t)
+		return
 	}
 	err := CheckBuilder(t.Context())
 	if errors.Is(err, errdefs.ErrUnsupported) {
@@ -49,5 +52,46 @@ func TestMappedTree(t *testing.T) {
 	}
 	if _, err := os.Lstat(tree); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the tree is still there: %v", err)
+	}
+}
+
+// asOrdinaryUser runs the test again as a user who is made for it, subordinate ids
+// and all, and removed afterwards.
+func asOrdinaryUser(t *testing.T) {
+	t.Helper()
+	for _, tool := range []string{"useradd", "userdel", "newuidmap", "setpriv"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skipf("there is no %s: run make setup", tool)
+		}
+	}
+	name := fmt.Sprintf("forkdtest%d", os.Getpid())
+	// The test binary must be where that user may read it.
+	dir, err := os.MkdirTemp("/var/tmp", "forkd-usertest-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	self, err := os.ReadFile(os.Args[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(dir, "image.test")
+	if err := errors.Join(os.WriteFile(program, self, 0o755), os.Chmod(dir, 0o777)); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.CommandContext(t.Context(), "useradd", "--no-create-home", "--home-dir", dir, name).CombinedOutput(); err != nil {
+		t.Fatalf("make a user: %v: %s", err, out)
+	}
+	t.Cleanup(func() {
+		if out, err := exec.CommandContext(context.Background(), "userdel", name).CombinedOutput(); err != nil {
+			t.Errorf("remove the user: %v: %s", err, out)
+		}
+	})
+	cmd := exec.CommandContext(t.Context(), "setpriv", "--reuid="+name, "--regid="+name, "--init-groups", program, "-test.run=^TestMappedTree$", "-test.v")
+	cmd.Dir = dir
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "TMPDIR=" + dir}
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "--- PASS: TestMappedTree") {
+		t.Errorf("as an ordinary user: %v:\n%s", err, out)
 	}
 }
