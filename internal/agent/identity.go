@@ -249,9 +249,8 @@ func hostsWithout(text string) string {
 func checkHostname(name string) error {
 	bad := name == "" || len(name) > 64 || name[0] == '-' || name[0] == '.'
 	for _, r := range name {
-		if !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '.') {
-			bad = true
-		}
+		fine := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '.'
+		bad = bad || !fine
 	}
 	if bad {
 		return errdefs.New(errdefs.ErrInvalid, "hostname %.80q is not 1 to 64 letters, digits, '-' and '.'", name)

@@ -45,7 +45,7 @@ func countForever(raw string) error {
 		return err
 	}
 	copy(page, marker)
-	fmt.Println("counting")
+	fmt.Fprintln(os.Stdout, "counting")
 	go func() { // ends with the other test, whatever happens there
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		os.Exit(0)

@@ -166,14 +166,13 @@ func (c *Client) write(p []byte) error {
 // everything is dropped: it belongs to an earlier connection.
 func (c *Client) read() error {
 	reader := agentwire.NewReader(c.conn)
-	acked := false
-	extraAcks := 0
+	var h greeting
 	for {
 		f, err := reader.Next()
 		var damaged *agentwire.DamagedError
 		switch {
 		case errors.As(err, &damaged):
-			if acked {
+			if h.acked {
 				return errdefs.New(errdefs.ErrGuest, "agent channel: %v", err)
 			}
 			continue
@@ -183,31 +182,44 @@ func (c *Client) read() error {
 			return errdefs.New(errdefs.ErrUnavailable, "read from agent: %w", err)
 		}
 		if f.Type == agentwire.FrameHelloAck {
-			var ack agentwire.HelloAck
-			if ack.Decode(f.Payload) != nil || ack.Nonce != c.nonce {
-				if acked {
-					return errdefs.New(errdefs.ErrGuest, "agent channel: answer to a hello that was not sent")
-				}
-				continue
-			}
-			if !acked {
-				acked = true
-				c.acked <- ack
-				continue
-			}
-			// One for every repeated HELLO is right.
-			if extraAcks++; extraAcks > maxExtraAcks {
-				return errdefs.New(errdefs.ErrGuest, "agent channel: too many answers to hello")
+			if err := c.takeAck(f, &h); err != nil {
+				return err
 			}
 			continue
 		}
-		if !acked {
+		if !h.acked {
 			continue
 		}
 		if err := c.handle(f); err != nil {
 			return err
 		}
 	}
+}
+
+// greeting is what came of our HELLO so far.
+type greeting struct {
+	acked bool
+	extra int // answers after the first
+}
+
+func (c *Client) takeAck(f agentwire.Frame, h *greeting) error {
+	var ack agentwire.HelloAck
+	if ack.Decode(f.Payload) != nil || ack.Nonce != c.nonce {
+		if h.acked {
+			return errdefs.New(errdefs.ErrGuest, "agent channel: answer to a hello that was not sent")
+		}
+		return nil
+	}
+	if !h.acked {
+		h.acked = true
+		c.acked <- ack
+		return nil
+	}
+	// One for every repeated HELLO is right.
+	if h.extra++; h.extra > maxExtraAcks {
+		return errdefs.New(errdefs.ErrGuest, "agent channel: too many answers to hello")
+	}
+	return nil
 }
 
 const maxExtraAcks = 10000

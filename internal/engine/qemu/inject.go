@@ -24,17 +24,15 @@ const maxInjectedPages = 1000
 func (r *residents) base(chain []engine.State, layers layerChain) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	best := len(chain) - 1
 	units := uint64(0)
 	for i := len(chain) - 1; ; i-- {
 		if r.images[chain[i].ID] != nil {
 			return i
 		}
-		best = i
 		stats := layers.readers[i].Stats()
 		units += stats.DataUnits + stats.ZeroUnits
 		if i == 0 || layers.readers[i].Header().Parent == "" || units > maxInjectedPages {
-			return best
+			return i
 		}
 	}
 }

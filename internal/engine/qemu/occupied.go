@@ -46,11 +46,11 @@ func (r *residents) occupiedKiB() int64 {
 }
 
 // measureLocked notes what the finished image occupies; a hole occupies nothing.
-func (img *resident) measureLocked() {
-	if img.file == nil {
+func (i *resident) measureLocked() {
+	if i.file == nil {
 		return
 	}
-	if st, err := img.file.Stat(); err == nil {
-		img.bytes.Store(st.Sys().(*syscall.Stat_t).Blocks * 512)
+	if st, err := i.file.Stat(); err == nil {
+		i.bytes.Store(st.Sys().(*syscall.Stat_t).Blocks * 512)
 	}
 }

@@ -149,13 +149,13 @@ func (r *residents) forget(id string) {
 }
 
 // drop closes the image; who waits for it builds another.
-func (img *resident) drop() {
-	img.mu.Lock()
-	defer img.mu.Unlock()
-	img.dropped = true
-	if img.file != nil {
-		_ = img.file.Close()
-		img.file = nil
+func (i *resident) drop() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.dropped = true
+	if i.file != nil {
+		_ = i.file.Close()
+		i.file = nil
 	}
 }
 

@@ -183,7 +183,7 @@ func (m *model) step(i int) {
 }
 
 func (m *model) fork(ref string) (id string) {
-	content := Content{}
+	var content Content
 	if sb := m.sandboxes[ref]; sb != nil {
 		content = sb.Content
 	} else {
