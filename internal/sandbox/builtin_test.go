@@ -68,8 +68,9 @@ func (w *world) waiting(key string, n int) {
 // TestBuiltinCancelled: the build goes on while somebody waits, and ends with the last.
 func TestBuiltinCancelled(t *testing.T) {
 	w := newWorld(t, nil)
-	stopped := make(chan struct{})
+	started, stopped := make(chan struct{}), make(chan struct{})
 	w.images.build = func(ctx context.Context) error {
+		close(started)
 		<-ctx.Done()
 		close(stopped)
 		return ctx.Err()
@@ -85,6 +86,7 @@ func TestBuiltinCancelled(t *testing.T) {
 		}()
 	}
 	w.waiting("snapshot "+PyBase, 3)
+	<-started
 	for _, cancel := range ctxs {
 		select {
 		case <-stopped:
