@@ -151,3 +151,40 @@ func decodeLine(raw []byte, v any) error {
 	}
 	return nil
 }
+
+// download writes the body that target answers with to w. What it is of stands in
+// the errors: a failed write is w's own, an answer cut short is told as such.
+func (c *Client) download(ctx context.Context, target, what string, w io.Writer) error {
+	res, err := c.send(ctx, http.MethodGet, target, nil, nil)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	to := &sink{w: w}
+	_, err = io.Copy(to, res.Body)
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return ended(ctx)
+	case to.err != nil:
+		return fmt.Errorf("write %s: %w", what, to.err)
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return errTruncated(what)
+	}
+	return errdefs.As(errdefs.ErrUnavailable, fmt.Errorf("read %s: %w", what, err))
+}
+
+// sink tells a failed write from a failed read.
+type sink struct {
+	w   io.Writer
+	err error
+}
+
+func (s *sink) Write(p []byte) (int, error) {
+	n, err := s.w.Write(p)
+	if err != nil {
+		s.err = err
+	}
+	return n, err
+}

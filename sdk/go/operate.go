@@ -2,14 +2,11 @@ package forkd
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"net/url"
 
 	"forkd.dev/forkd/api/rest"
-	"forkd.dev/forkd/internal/errdefs"
 )
 
 // Pool is the pools of a snapshot, Stat the usage of one sandbox.
@@ -79,36 +76,5 @@ func (c *Client) Logs(ctx context.Context, ref string, o LogOptions, w io.Writer
 	if len(q) > 0 {
 		target += "?" + q.Encode()
 	}
-	res, err := c.send(ctx, http.MethodGet, target, nil, nil)
-	if err != nil {
-		return err
-	}
-	defer res.Body.Close()
-	to := &sink{w: w}
-	_, err = io.Copy(to, res.Body)
-	switch {
-	case err == nil:
-		return nil
-	case ctx.Err() != nil:
-		return ended(ctx)
-	case to.err != nil:
-		return fmt.Errorf("write log of %s: %w", ref, to.err)
-	case errors.Is(err, io.ErrUnexpectedEOF):
-		return errTruncated("log of " + ref)
-	}
-	return errdefs.As(errdefs.ErrUnavailable, fmt.Errorf("read log of %s: %w", ref, err))
-}
-
-// sink tells a failed write from a failed read.
-type sink struct {
-	w   io.Writer
-	err error
-}
-
-func (s *sink) Write(p []byte) (int, error) {
-	n, err := s.w.Write(p)
-	if err != nil {
-		s.err = err
-	}
-	return n, err
+	return c.download(ctx, target, "log of "+ref, w)
 }

@@ -29,24 +29,7 @@ func (c *Client) Pack(ctx context.Context, ref string, secrets Secrets, w io.Wri
 	if secrets {
 		target += "?with_secrets=true"
 	}
-	res, err := c.send(ctx, http.MethodGet, target, nil, nil)
-	if err != nil {
-		return err
-	}
-	defer res.Body.Close()
-	to := &sink{w: w}
-	_, err = io.Copy(to, res.Body)
-	switch {
-	case err == nil:
-		return nil
-	case ctx.Err() != nil:
-		return ended(ctx)
-	case to.err != nil:
-		return fmt.Errorf("write pack of %s: %w", ref, to.err)
-	case errors.Is(err, io.ErrUnexpectedEOF):
-		return errTruncated("pack of " + ref)
-	}
-	return errdefs.As(errdefs.ErrUnavailable, fmt.Errorf("read pack of %s: %w", ref, err))
+	return c.download(ctx, target, "pack of "+ref, w)
 }
 
 // UnpackRequest says what to do with a pack.
