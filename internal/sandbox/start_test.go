@@ -128,8 +128,8 @@ func TestCopiedFiles(t *testing.T) {
 
 func FuzzSpool(f *testing.F) {
 	f.Add([]byte(strings.Repeat("\x00", 1024)))
+	s := &Service{cfg: Config{Dir: f.TempDir()}}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		s := &Service{cfg: Config{Dir: t.TempDir()}}
 		files, err := s.spool(t.Context(), bytes.NewReader(b))
 		if err != nil && errdefs.Class(err) != errdefs.ErrInvalid {
 			t.Error(err)

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"flag"
 	"net"
 	"os"
 	"path/filepath"
@@ -22,10 +23,14 @@ import (
 	"forkd.dev/forkd/internal/store/snapshot"
 )
 
-// TestMain fails if goroutines are left when all tests have cleaned up.
+// TestMain fails if goroutines are left when all tests have cleaned up. While it
+// fuzzes, the testing package keeps goroutines of its own.
 func TestMain(m *testing.M) {
 	before := runtime.NumGoroutine()
 	code := m.Run()
+	if f := flag.Lookup("test.fuzz"); f != nil && f.Value.String() != "" {
+		os.Exit(code)
+	}
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for range 250 {
