@@ -226,7 +226,7 @@ func (t *taking) take(ctx context.Context) (err error) {
 	}
 	defer parent.release()
 	t.parent = parent
-	row := metadata.Snapshot{ID: t.id, Status: string(SnapshotWriting), CreatedAt: time.Now()}
+	row := metadata.Snapshot{ID: t.id, Status: string(SnapshotWriting), Engine: t.s.cfg.Engine.Name(), CreatedAt: time.Now()}
 	if err := t.s.cfg.Journal.PublishSnapshot(ctx, row, t.tag, tagPolicy(t.replace)); err != nil {
 		return err
 	}
@@ -359,7 +359,7 @@ func (t *taking) publish(ctx context.Context) error {
 		return errors.Join(err, t.s.cfg.Store.Remove(ctx, t.id))
 	}
 	t.count(ctx)
-	row := metadata.Snapshot{ID: t.id, Status: string(SnapshotReady), CreatedAt: m.CreatedAt}
+	row := metadata.Snapshot{ID: t.id, Status: string(SnapshotReady), Engine: m.Compat.Engine, CreatedAt: m.CreatedAt}
 	return t.s.cfg.Journal.PublishSnapshot(ctx, row, "", metadata.KeepTag)
 }
 

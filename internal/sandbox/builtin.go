@@ -37,11 +37,12 @@ var builtinImages = map[string][]string{
 func (s *Service) ensureBuiltin(ctx context.Context, name string, progress Progress) (string, error) {
 	return s.builds.do(ctx, "snapshot "+name, progress, func(ctx context.Context, tell Progress) (string, error) {
 		id, _, err := s.resolveSnapshot(ctx, name)
-		if err == nil && s.spoiled(ctx, id) {
+		if err == nil && !s.foreign(ctx, id) && s.spoiled(ctx, id) {
 			sn, err := s.rebuild(ctx, id, name, tell)
 			return sn.ID, err
 		}
-		if !errors.Is(err, errdefs.ErrNotFound) {
+		// Another engine's stays as it is: a tag is taken within its engine only.
+		if !errors.Is(err, errdefs.ErrNotFound) && (err != nil || !s.foreign(ctx, id)) {
 			return id, err
 		}
 		sn, err := s.CreateSnapshot(ctx, CreateSnapshot{

@@ -122,15 +122,16 @@ func (s *Service) checkNewTag(ctx context.Context, tag string, replace bool) err
 	if replace {
 		return nil
 	}
-	tags, err := s.cfg.Journal.Tags(ctx)
-	if err != nil {
+	switch taken, err := s.cfg.Journal.FindTag(ctx, tag, s.cfg.Engine.Name()); {
+	case errors.Is(err, errdefs.ErrNotFound):
+		return nil
+	case err != nil:
 		return err
-	}
-	if id, taken := tags[tag]; taken {
-		return errdefs.WithHint(errdefs.New(errdefs.ErrConflict, "tag %s is taken by snapshot %s", tag, id),
+	case taken.Engine == s.cfg.Engine.Name():
+		return errdefs.WithHint(errdefs.New(errdefs.ErrConflict, "tag %s is taken by snapshot %s", tag, taken.SnapshotID),
 			"choose another, or move it with --replace")
 	}
-	return nil
+	return nil // another engine's does not hinder
 }
 
 // builder makes one snapshot.
@@ -452,7 +453,7 @@ func (b *builder) publish(ctx context.Context, staging *snapshot.Staging, pong a
 		return err
 	}
 	b.progress("writing", -1)
-	row := metadata.Snapshot{ID: b.id, Status: string(SnapshotBuilding), CreatedAt: m.CreatedAt}
+	row := metadata.Snapshot{ID: b.id, Status: string(SnapshotBuilding), Engine: b.s.cfg.Engine.Name(), CreatedAt: m.CreatedAt}
 	if err := b.s.cfg.Journal.PutSnapshot(ctx, row); err != nil {
 		return err
 	}

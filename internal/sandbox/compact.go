@@ -122,7 +122,7 @@ type copied struct {
 // publishCopy publishes a staged snapshot once it restores. On an error nothing is
 // left of it but what the caller discards.
 func (s *Service) publishCopy(ctx context.Context, st *snapshot.Staging, c copied) error {
-	row := metadata.Snapshot{ID: st.ID(), Status: string(SnapshotBuilding), CreatedAt: c.manifest.CreatedAt}
+	row := metadata.Snapshot{ID: st.ID(), Status: string(SnapshotBuilding), Engine: c.manifest.Compat.Engine, CreatedAt: c.manifest.CreatedAt}
 	if err := s.cfg.Journal.PutSnapshot(ctx, row); err != nil {
 		return err
 	}

@@ -51,7 +51,7 @@ func (s *Service) leaseFor(snapshotID, holder string) func() {
 func (s *Service) plan(ctx context.Context, f Fork) (*plan, error) {
 	var labels map[string]string
 	id, tag, err := s.resolveSnapshot(ctx, f.Snapshot)
-	if isBuiltin(f.Snapshot) && (errors.Is(err, errdefs.ErrNotFound) || err == nil && s.spoiled(ctx, id)) {
+	if isBuiltin(f.Snapshot) && (errors.Is(err, errdefs.ErrNotFound) || err == nil && (s.foreign(ctx, id) || s.spoiled(ctx, id))) {
 		id, err = s.ensureBuiltin(ctx, f.Snapshot, f.Progress)
 		tag = f.Snapshot
 	}
@@ -107,6 +107,9 @@ func (s *Service) fillPlan(ctx context.Context, p *plan) (err error) {
 	if p.manifest, err = s.cfg.Store.Get(p.id); err != nil {
 		return err
 	}
+	if err := s.checkEngine(p.manifest); err != nil {
+		return fmt.Errorf("snapshot %s: %w", p.id, err)
+	}
 	if status, reason := s.status(ctx, p.manifest); status != SnapshotReady {
 		return notReady(p.id, status, reason)
 	}
@@ -134,17 +137,36 @@ func checkShape(asked, has engine.Shape) error {
 	return nil
 }
 
-// resolveSnapshot finds the id that ref means: a tag, an id or a unique prefix.
+// checkEngine refuses a snapshot of another engine: what one captured no other can restore.
+func (s *Service) checkEngine(m snapshot.Manifest) error {
+	if mine := s.cfg.Engine.Name(); m.Compat.Engine != mine {
+		return errdefs.WithHint(errdefs.New(errdefs.ErrIncompatible, "it belongs to engine %s, and this daemon runs engine %s", m.Compat.Engine, mine),
+			"start the daemon with --engine %s, or make it for this engine, too: forkd snapshot rebuild %s", m.Compat.Engine, m.ID)
+	}
+	return nil
+}
+
+// foreign tells whether snapshot id is known to be of another engine.
+func (s *Service) foreign(ctx context.Context, id string) bool {
+	if m, err := s.cfg.Store.Get(id); err == nil {
+		return s.checkEngine(m) != nil
+	}
+	row, err := s.cfg.Journal.GetSnapshot(ctx, id)
+	return err == nil && row.Engine != "" && row.Engine != s.cfg.Engine.Name()
+}
+
+// resolveSnapshot finds the id that ref means: a tag, an id or a unique prefix. Of a
+// tag that several engines have it is the one of ours.
 func (s *Service) resolveSnapshot(ctx context.Context, ref string) (id, tag string, err error) {
 	if err := ident.CheckRef(ref); err != nil {
 		return "", "", err
 	}
-	tags, err := s.cfg.Journal.Tags(ctx)
-	if err != nil {
-		return "", "", err
+	found, err := s.cfg.Journal.FindTag(ctx, ref, s.cfg.Engine.Name())
+	if err == nil {
+		return found.SnapshotID, ref, nil
 	}
-	if id, ok := tags[ref]; ok {
-		return id, ref, nil
+	if !errors.Is(err, errdefs.ErrNotFound) {
+		return "", "", err
 	}
 	rows, err := s.cfg.Journal.ListSnapshots(ctx)
 	if err != nil {

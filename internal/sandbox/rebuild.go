@@ -12,10 +12,11 @@ import (
 )
 
 // RebuildSnapshot makes a snapshot again from its recipe. The new one gets all tags of
-// the old one, which goes unless something uses it.
+// the old one, which goes unless something uses it or it is of another engine: then
+// this one gets its own beside it.
 func (s *Service) RebuildSnapshot(ctx context.Context, ref string, progress Progress) (Snapshot, error) {
 	id, tag, err := s.resolveSnapshot(ctx, ref)
-	if errors.Is(err, errdefs.ErrNotFound) && isBuiltin(ref) {
+	if isBuiltin(ref) && (errors.Is(err, errdefs.ErrNotFound) || err == nil && s.foreign(ctx, id)) {
 		id, err = s.ensureBuiltin(ctx, ref, progress)
 		if err != nil {
 			return Snapshot{}, err
@@ -62,6 +63,9 @@ func (s *Service) rebuild(ctx context.Context, id, tag string, progress Progress
 		if err := s.TagSnapshot(ctx, sn.ID, other, true); err != nil {
 			return Snapshot{}, err
 		}
+	}
+	if m.Compat.Engine != s.cfg.Engine.Name() {
+		return s.Snapshot(ctx, sn.ID)
 	}
 	// It stays if sandboxes run on it or snapshots lie on it.
 	if err := s.DeleteSnapshot(ctx, id, Delete{}); err != nil && !errors.Is(err, errdefs.ErrConflict) && !errors.Is(err, errdefs.ErrNotFound) {

@@ -53,6 +53,9 @@ func (s *Service) status(ctx context.Context, m snapshot.Manifest) (SnapshotStat
 	if err == nil && row.Status != string(SnapshotReady) {
 		return SnapshotStatus(row.Status), row.Reason
 	}
+	if err := s.checkEngine(m); err != nil {
+		return SnapshotStale, err.Error()
+	}
 	if err := s.cfg.Engine.CheckCompat(m.Compat); err != nil {
 		return SnapshotStale, err.Error()
 	}
@@ -145,11 +148,8 @@ func (s *Service) tagsByID(ctx context.Context) (map[string][]string, error) {
 		return nil, err
 	}
 	out := map[string][]string{}
-	for tag, id := range tags {
-		out[id] = append(out[id], tag)
-	}
-	for _, list := range out {
-		slices.Sort(list)
+	for _, t := range tags {
+		out[t.SnapshotID] = append(out[t.SnapshotID], t.Name)
 	}
 	return out, nil
 }
@@ -276,12 +276,16 @@ func (s *Service) GiveTag(ctx context.Context, ref, tag string, t Tagging) error
 	return s.cfg.Journal.SetTag(ctx, tag, id, tagPolicy(t.Replace))
 }
 
-// Untag takes a tag away. The snapshot stays.
+// Untag takes a tag away: ours, or another engine's if we have none. The snapshot stays.
 func (s *Service) Untag(ctx context.Context, tag string) error {
 	if err := ident.CheckTag(tag); err != nil {
 		return err
 	}
-	return s.cfg.Journal.DeleteTag(ctx, tag)
+	found, err := s.cfg.Journal.FindTag(ctx, tag, s.cfg.Engine.Name())
+	if err != nil {
+		return err
+	}
+	return s.cfg.Journal.DeleteTag(ctx, found)
 }
 
 // recoverSnapshots makes the journal and the store agree: a snapshot that was
@@ -334,18 +338,18 @@ func (s *Service) failWriting(ctx context.Context, row metadata.Snapshot) error 
 // recordFound makes rows for snapshots that the journal does not list.
 func (s *Service) recordFound(ctx context.Context, listed map[string]bool) error {
 	// Copied here by hand, or from a lost journal: its files say what it is.
-	found := map[string]time.Time{}
+	var found []metadata.Snapshot
 	for id := range s.cfg.Store.Broken() {
-		found[id] = time.Now()
+		found = append(found, metadata.Snapshot{ID: id, CreatedAt: time.Now()})
 	}
 	for _, m := range s.cfg.Store.List() {
-		found[m.ID] = m.CreatedAt
+		found = append(found, metadata.Snapshot{ID: m.ID, Engine: m.Compat.Engine, CreatedAt: m.CreatedAt})
 	}
-	for id, created := range found {
-		if listed[id] {
+	for _, row := range found {
+		if listed[row.ID] {
 			continue
 		}
-		row := metadata.Snapshot{ID: id, Status: string(SnapshotReady), CreatedAt: created}
+		row.Status = string(SnapshotReady)
 		if err := s.cfg.Journal.PutSnapshot(ctx, row); err != nil {
 			return err
 		}

@@ -100,11 +100,11 @@ func (in *unpacking) run(ctx context.Context, r io.Reader, u Unpack) (string, er
 
 // checkUnpackTag is checkNewTag, but the tag may be at its goal already.
 func (s *Service) checkUnpackTag(ctx context.Context, u Unpack, id string) error {
-	tags, err := s.cfg.Journal.Tags(ctx)
+	tags, err := s.tagsByID(ctx)
 	if err != nil {
 		return err
 	}
-	if u.Tag != "" && tags[u.Tag] == id {
+	if slices.Contains(tags[id], u.Tag) {
 		return nil
 	}
 	err = s.checkNewTag(ctx, u.Tag, u.Force)
@@ -256,7 +256,7 @@ func (in *unpacking) publish(ctx context.Context, chain []snapshot.Manifest, u U
 			continue
 		}
 		m.Labels = foreignLabels(m.Labels)
-		row := metadata.Snapshot{ID: m.ID, Status: string(SnapshotReady), CreatedAt: m.CreatedAt}
+		row := metadata.Snapshot{ID: m.ID, Status: string(SnapshotReady), Engine: m.Compat.Engine, CreatedAt: m.CreatedAt}
 		if _, err := st.PublishCopy(ctx, m); err != nil {
 			return err
 		}
@@ -274,7 +274,7 @@ func (in *unpacking) publish(ctx context.Context, chain []snapshot.Manifest, u U
 	if err := in.tryHere(ctx, last); err != nil {
 		return err
 	}
-	return in.s.cfg.Journal.PublishSnapshot(ctx, metadata.Snapshot{ID: last.ID, Status: string(SnapshotReady), CreatedAt: last.CreatedAt}, u.Tag, tagPolicy(u.Force))
+	return in.s.cfg.Journal.PublishSnapshot(ctx, metadata.Snapshot{ID: last.ID, Status: string(SnapshotReady), Engine: last.Compat.Engine, CreatedAt: last.CreatedAt}, u.Tag, tagPolicy(u.Force))
 }
 
 // tryHere restores the snapshot once, unless this host says beforehand that it cannot:

@@ -63,6 +63,7 @@ type world struct {
 	store   *snapshot.Store
 	driver  *fake.Driver
 	svc     *Service
+	engine  string // name of the engine; "" is the fake one's own
 }
 
 // script is what goes wrong. Its hooks are called without its lock.
@@ -127,7 +128,7 @@ func (w *world) tryOpen(ctx context.Context) (err error) {
 		return err
 	}
 	w.driver = fake.New(fake.Config{
-		Registry: w.host, Installation: w.journal.Installation(), Isolation: engine.IsolationEmulated,
+		Name: w.engine, Registry: w.host, Installation: w.journal.Installation(), Isolation: engine.IsolationEmulated,
 		Fault: func(op fake.Op, id string) error {
 			w.script.mu.Lock()
 			fn := w.script.fault

@@ -22,6 +22,8 @@ const Name = "fake"
 
 // Config is what a Driver needs.
 type Config struct {
+	// Name is the engine's; "" means [Name].
+	Name string
 	// Registry is the host; nil means one of its own.
 	Registry *Registry
 	// Installation qualifies machines, as in other engines.
@@ -83,6 +85,9 @@ var (
 
 // New returns a driver.
 func New(cfg Config) *Driver {
+	if cfg.Name == "" {
+		cfg.Name = Name
+	}
 	if cfg.Registry == nil {
 		cfg.Registry = NewRegistry()
 	}
@@ -97,8 +102,8 @@ func New(cfg Config) *Driver {
 	return d
 }
 
-// Name returns "fake".
-func (d *Driver) Name() string { return Name }
+// Name returns "fake", unless Config says otherwise.
+func (d *Driver) Name() string { return d.cfg.Name }
 
 // Probe describes the engine.
 func (d *Driver) Probe(context.Context) engine.Probe {
@@ -110,7 +115,7 @@ func (d *Driver) Probe(context.Context) engine.Probe {
 
 // Compat describes this build. A root without a kernel has no kernel digest.
 func (d *Driver) Compat(root engine.Root) (engine.Compat, error) {
-	c := engine.Compat{Engine: Name, EngineBuild: d.cfg.Build, Accelerator: "none"}
+	c := engine.Compat{Engine: d.cfg.Name, EngineBuild: d.cfg.Build, Accelerator: "none"}
 	if root.Kernel == "" {
 		return c, nil
 	}
@@ -125,8 +130,8 @@ func (d *Driver) Compat(root engine.Root) (engine.Compat, error) {
 
 // CheckCompat compares engine, build and accelerator.
 func (d *Driver) CheckCompat(c engine.Compat) error {
-	if c.Engine != Name || c.EngineBuild != d.cfg.Build || c.Accelerator != "none" {
-		return errdefs.New(errdefs.ErrIncompatible, "it was captured by engine %s %s (%s), this is %s %s", c.Engine, c.EngineBuild, c.Accelerator, Name, d.cfg.Build)
+	if c.Engine != d.cfg.Name || c.EngineBuild != d.cfg.Build || c.Accelerator != "none" {
+		return errdefs.New(errdefs.ErrIncompatible, "it was captured by engine %s %s (%s), this is %s %s", c.Engine, c.EngineBuild, c.Accelerator, d.cfg.Name, d.cfg.Build)
 	}
 	return nil
 }

@@ -68,6 +68,8 @@ func TestMigratesOldSchemas(t *testing.T) {
 			row := `INSERT INTO sandboxes (id, name, state, reason, snapshot_id, snapshot_tag, engine, isolation, shape, labels, created_at, ended_at,
 				memory_limit_mib, branch_count, batch, session, holds_secrets, verdict_owed, receipt, timing)
 				VALUES ('sb1', 'old', 'running', '', 'sn1', '', 'qemu', '', '{}', '{}', 1, 0, 7, 0, '', '', 0, '', '', '');
+				INSERT INTO snapshots (id, status, reason, dir, created_at) VALUES ('sn1', 'ready', '', '', 1);
+				INSERT INTO tags VALUES ('old-tag', 'sn1');
 				INSERT INTO meta VALUES ('installation', 'abc');`
 			pragmas := fmt.Sprintf("PRAGMA application_id = %d; PRAGMA user_version = %d;", applicationID, version)
 			if _, err := db.ExecContext(t.Context(), string(script)+row+pragmas); err != nil {
@@ -80,6 +82,10 @@ func TestMigratesOldSchemas(t *testing.T) {
 			got, err := d.GetSandbox(t.Context(), "sb1")
 			if err != nil || got.Name != "old" || got.MemoryLimitMiB != 7 || got.CPULimitPercent != 0 || d.Installation() != "abc" {
 				t.Errorf("after the migration the sandbox is %+v, %v, of installation %s", got, err, d.Installation())
+			}
+			tags, err := d.Tags(t.Context())
+			if err != nil || !reflect.DeepEqual(tags, []Tag{{"old-tag", "qemu", "sn1"}}) {
+				t.Errorf("after the migration the tags are %+v, %v", tags, err)
 			}
 		})
 	}

@@ -82,6 +82,18 @@ var migrations = []string{
 	`ALTER TABLE sandboxes ADD COLUMN machine_id TEXT NOT NULL DEFAULT '';
 	ALTER TABLE sandboxes ADD COLUMN restored_id TEXT NOT NULL DEFAULT '';`,
 	`ALTER TABLE sandboxes ADD COLUMN schedule TEXT NOT NULL DEFAULT '';`,
+	// Until here there was one engine.
+	`ALTER TABLE snapshots ADD COLUMN engine TEXT NOT NULL DEFAULT 'qemu';
+	CREATE TABLE engine_tags (
+		tag         TEXT NOT NULL,
+		engine      TEXT NOT NULL,
+		snapshot_id TEXT NOT NULL REFERENCES snapshots(id) ON DELETE CASCADE,
+		PRIMARY KEY (tag, engine)
+	) STRICT, WITHOUT ROWID;
+	INSERT INTO engine_tags SELECT tag, 'qemu', snapshot_id FROM tags;
+	DROP TABLE tags;
+	ALTER TABLE engine_tags RENAME TO tags;
+	CREATE INDEX tags_snapshot ON tags(snapshot_id);`,
 }
 
 // migrate brings the database to the newest schema in one transaction.

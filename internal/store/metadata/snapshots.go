@@ -16,11 +16,20 @@ type Snapshot struct {
 	ID        string
 	Status    string
 	Reason    string // why failed or stale
+	Engine    string // whose snapshot it is; "" in an update keeps what is recorded
 	Dir       string // where a capture in progress writes, or ""
 	CreatedAt time.Time
 }
 
-// TagPolicy says what happens to a tag that points to another snapshot.
+// Tag is a name of a snapshot. Each engine has tags of its own: the same word may
+// name one snapshot of each.
+type Tag struct {
+	Name       string
+	Engine     string // of the snapshot
+	SnapshotID string
+}
+
+// TagPolicy says what happens to a tag that points to another snapshot of its engine.
 type TagPolicy int
 
 // The tag policies.
@@ -29,11 +38,12 @@ const (
 	MoveTag                  // it moves, atomically
 )
 
-const upsertSnapshot = `INSERT INTO snapshots (id, status, reason, dir, created_at) VALUES (?, ?, ?, ?, ?)
-	ON CONFLICT(id) DO UPDATE SET status = excluded.status, reason = excluded.reason, dir = excluded.dir, created_at = excluded.created_at`
+const upsertSnapshot = `INSERT INTO snapshots (id, status, reason, dir, created_at, engine) VALUES (?, ?, ?, ?, ?, ?)
+	ON CONFLICT(id) DO UPDATE SET status = excluded.status, reason = excluded.reason, dir = excluded.dir, created_at = excluded.created_at,
+	engine = CASE excluded.engine WHEN '' THEN engine ELSE excluded.engine END`
 
 func (s Snapshot) put(t *tx) error {
-	_, err := t.exec(upsertSnapshot, s.ID, s.Status, s.Reason, s.Dir, nanos(s.CreatedAt))
+	_, err := t.exec(upsertSnapshot, s.ID, s.Status, s.Reason, s.Dir, nanos(s.CreatedAt), s.Engine)
 	return classify(err)
 }
 
@@ -90,11 +100,11 @@ func (d *DB) snapshots(ctx context.Context, where string, args ...any) ([]Snapsh
 	err := d.query(ctx, func(rows *sql.Rows) error {
 		var s Snapshot
 		var created int64
-		err := rows.Scan(&s.ID, &s.Status, &s.Reason, &s.Dir, &created)
+		err := rows.Scan(&s.ID, &s.Status, &s.Reason, &s.Dir, &created, &s.Engine)
 		s.CreatedAt = fromNanos(created)
 		out = append(out, s)
 		return err
-	}, "SELECT id, status, reason, dir, created_at FROM snapshots "+where+" ORDER BY created_at, id", args...)
+	}, "SELECT id, status, reason, dir, created_at, engine FROM snapshots "+where+" ORDER BY created_at, id", args...)
 	return out, err
 }
 
@@ -135,7 +145,14 @@ func (d *DB) SetTag(ctx context.Context, tag, snapshotID string, policy TagPolic
 }
 
 func setTag(t *tx, tag, id string, policy TagPolicy) error {
-	have, err := t.strings("SELECT snapshot_id FROM tags WHERE tag = ?", tag)
+	engines, err := t.strings("SELECT engine FROM snapshots WHERE id = ?", id)
+	if err != nil {
+		return fmt.Errorf("set tag %s: %w", tag, classify(err))
+	}
+	if len(engines) == 0 {
+		return errdefs.New(errdefs.ErrNotFound, "set tag %s: snapshot %s does not exist", tag, id)
+	}
+	have, err := t.strings("SELECT snapshot_id FROM tags WHERE tag = ? AND engine = ?", tag, engines[0])
 	if err != nil {
 		return fmt.Errorf("set tag %s: %w", tag, classify(err))
 	}
@@ -143,56 +160,64 @@ func setTag(t *tx, tag, id string, policy TagPolicy) error {
 		return errdefs.WithHint(errdefs.New(errdefs.ErrConflict, "set tag %s: it belongs to snapshot %s", tag, have[0]),
 			"use --replace to move it, or another tag")
 	}
-	_, err = t.exec("INSERT INTO tags (tag, snapshot_id) VALUES (?, ?) ON CONFLICT(tag) DO UPDATE SET snapshot_id = excluded.snapshot_id", tag, id)
-	if isMissingReference(err) {
-		return errdefs.New(errdefs.ErrNotFound, "set tag %s: snapshot %s does not exist", tag, id)
-	}
+	_, err = t.exec("INSERT INTO tags (tag, engine, snapshot_id) VALUES (?, ?, ?) ON CONFLICT(tag, engine) DO UPDATE SET snapshot_id = excluded.snapshot_id",
+		tag, engines[0], id)
 	if err != nil {
 		return fmt.Errorf("set tag %s: %w", tag, classify(err))
 	}
 	return nil
 }
 
-// DeleteTag removes a tag, fsynced: ErrNotFound if there is none.
-func (d *DB) DeleteTag(ctx context.Context, tag string) error {
-	return d.writer.submit(ctx, durable, func(t *tx) error {
-		n, err := t.exec("DELETE FROM tags WHERE tag = ?", tag)
+// DeleteTag removes a tag, fsynced: ErrNotFound if it does not name that snapshot.
+func (d *DB) DeleteTag(ctx context.Context, t Tag) error {
+	return d.writer.submit(ctx, durable, func(x *tx) error {
+		n, err := x.exec("DELETE FROM tags WHERE tag = ? AND engine = ? AND snapshot_id = ?", t.Name, t.Engine, t.SnapshotID)
 		if err != nil {
-			return fmt.Errorf("delete tag %.80q: %w", tag, classify(err))
+			return fmt.Errorf("delete tag %.80q: %w", t.Name, classify(err))
 		}
 		if n == 0 {
-			return errdefs.New(errdefs.ErrNotFound, "tag %.80q does not exist", tag)
+			return errdefs.New(errdefs.ErrNotFound, "tag %.80q does not exist", t.Name)
 		}
 		return nil
 	})
 }
 
-// Tags returns the snapshot id of every tag.
-func (d *DB) Tags(ctx context.Context) (map[string]string, error) {
-	out := map[string]string{}
-	err := d.query(ctx, func(rows *sql.Rows) error {
-		var tag, id string
-		err := rows.Scan(&tag, &id)
-		out[tag] = id
-		return err
-	}, "SELECT tag, snapshot_id FROM tags")
+// Tags returns the tags of all engines, ordered by name and engine.
+func (d *DB) Tags(ctx context.Context) ([]Tag, error) {
+	out, err := d.tags(ctx, "")
 	if err != nil {
 		return nil, fmt.Errorf("list tags: %w", err)
 	}
 	return out, nil
 }
 
-// ResolveTag returns the snapshot id of a tag: ErrNotFound if there is none.
-func (d *DB) ResolveTag(ctx context.Context, tag string) (string, error) {
-	id := ""
-	err := d.query(ctx, func(rows *sql.Rows) error { return rows.Scan(&id) }, "SELECT snapshot_id FROM tags WHERE tag = ?", tag)
+// FindTag returns what a tag means to an engine: its own, else that of another one,
+// else ErrNotFound.
+func (d *DB) FindTag(ctx context.Context, name, engine string) (Tag, error) {
+	found, err := d.tags(ctx, "WHERE tag = ?", name)
 	if err != nil {
-		return "", fmt.Errorf("resolve tag %.80q: %w", tag, err)
+		return Tag{}, fmt.Errorf("resolve tag %.80q: %w", name, err)
 	}
-	if id == "" {
-		return "", errdefs.New(errdefs.ErrNotFound, "tag %.80q does not exist", tag)
+	for _, t := range found {
+		if t.Engine == engine {
+			return t, nil
+		}
 	}
-	return id, nil
+	if len(found) == 0 {
+		return Tag{}, errdefs.New(errdefs.ErrNotFound, "tag %.80q does not exist", name)
+	}
+	return found[0], nil
+}
+
+func (d *DB) tags(ctx context.Context, where string, args ...any) ([]Tag, error) {
+	var out []Tag
+	err := d.query(ctx, func(rows *sql.Rows) error {
+		var t Tag
+		err := rows.Scan(&t.Name, &t.Engine, &t.SnapshotID)
+		out = append(out, t)
+		return err
+	}, "SELECT tag, engine, snapshot_id FROM tags "+where+" ORDER BY tag, engine", args...)
+	return out, err
 }
 
 // AddLease records that holder needs a snapshot. Adding it again is no error.

@@ -154,8 +154,8 @@ func TestSnapshotsAndTags(t *testing.T) {
 	if err := d.PublishSnapshot(ctx, b, "tag", MoveTag); err != nil {
 		t.Fatal(err)
 	}
-	if id, err := d.ResolveTag(ctx, "tag"); err != nil || id != b.ID {
-		t.Errorf("tag points to %s (%v)", id, err)
+	if got, err := d.FindTag(ctx, "tag", ""); err != nil || got.SnapshotID != b.ID {
+		t.Errorf("tag is %+v (%v)", got, err)
 	}
 	wantClass(t, d.SetTag(ctx, "tag", a.ID, KeepTag), errdefs.ErrConflict)
 	wantClass(t, d.SetTag(ctx, "new", ident.New(ident.Snapshot), KeepTag), errdefs.ErrNotFound)
@@ -169,22 +169,59 @@ func TestSnapshotsAndTags(t *testing.T) {
 	if err := d.SetTag(ctx, "third", a.ID, KeepTag); err != nil {
 		t.Error(err)
 	}
-	if err := d.DeleteTag(ctx, "second"); err != nil {
+	wantClass(t, d.DeleteTag(ctx, Tag{"second", "", a.ID}), errdefs.ErrNotFound)
+	if err := d.DeleteTag(ctx, Tag{"second", "", b.ID}); err != nil {
 		t.Error(err)
 	}
-	wantClass(t, d.DeleteTag(ctx, "second"), errdefs.ErrNotFound)
+	wantClass(t, d.DeleteTag(ctx, Tag{"second", "", b.ID}), errdefs.ErrNotFound)
 	tags, err := d.Tags(ctx)
-	if err != nil || !reflect.DeepEqual(tags, map[string]string{"tag": b.ID, "third": a.ID}) {
+	if err != nil || !reflect.DeepEqual(tags, []Tag{{"tag", "", b.ID}, {"third", "", a.ID}}) {
 		t.Errorf("tags %v (%v)", tags, err)
 	}
 	if err := d.DeleteSnapshot(ctx, b.ID); err != nil {
 		t.Fatal(err)
 	}
 	wantClass(t, d.DeleteSnapshot(ctx, b.ID), errdefs.ErrNotFound)
-	_, err = d.ResolveTag(ctx, "tag")
+	_, err = d.FindTag(ctx, "tag", "")
 	wantClass(t, err, errdefs.ErrNotFound)
 	if all, err := d.ListSnapshots(ctx); err != nil || !reflect.DeepEqual(all, []Snapshot{a}) {
 		t.Errorf("snapshots %+v (%v)", all, err)
+	}
+}
+
+// TestTagsOfEngines: each engine has its own, and a look finds another's only where
+// there is none.
+func TestTagsOfEngines(t *testing.T) {
+	d, ctx := openIn(t, t.TempDir()), t.Context()
+	one, two := Snapshot{ID: ident.New(ident.Snapshot), Engine: "one"}, Snapshot{ID: ident.New(ident.Snapshot), Engine: "two"}
+	for _, s := range []Snapshot{one, two} {
+		if err := d.PublishSnapshot(ctx, s, "both", KeepTag); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := d.SetTag(ctx, "only", one.ID, KeepTag); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ engine, tag, want string }{
+		{"one", "both", one.ID}, {"two", "both", two.ID}, {"three", "both", one.ID}, {"two", "only", one.ID},
+	} {
+		if got, err := d.FindTag(ctx, c.tag, c.engine); err != nil || got.SnapshotID != c.want {
+			t.Errorf("%s means %+v to %s (%v), want %s", c.tag, got, c.engine, err, c.want)
+		}
+	}
+	// An update that does not know the engine keeps it.
+	one.Status, one.Engine = "failed", ""
+	if err := d.PutSnapshot(ctx, one); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := d.GetSnapshot(ctx, one.ID); err != nil || got.Engine != "one" {
+		t.Errorf("row %+v (%v)", got, err)
+	}
+	if err := d.DeleteTag(ctx, Tag{"both", "one", one.ID}); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := d.FindTag(ctx, "both", "one"); err != nil || got.SnapshotID != two.ID {
+		t.Errorf("the other engine's is %+v (%v)", got, err)
 	}
 }
 
