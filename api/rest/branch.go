@@ -28,7 +28,7 @@ type Branch struct {
 	Snapshot
 	StallMS           float64  `json:"stall_ms"` // user processes stood still
 	CopiedBytes       int64    `json:"copied_bytes"`
-	LayerBytes        int64    `json:"layer_bytes"` // disk space of what was captured
+	LayerBytes        int64    `json:"layer_bytes"` // disk space of what was captured; 0 while it is being written
 	DiffMS            *float64 `json:"diff_ms,omitempty"`
 	DiffPhysicalBytes *int64   `json:"diff_physical_bytes,omitempty"`
 	DiffLogicalBytes  *int64   `json:"diff_logical_bytes,omitempty"`

@@ -79,9 +79,17 @@ func branchListing(b forkd.BranchResult) listing {
 		json: b, ids: []string{b.ID},
 		header: []string{"ID", "TAGS", "STATUS", "FROM", "PAUSE", "STALL", "COPIED", "STORED"},
 		rows: [][]string{{
-			b.ID, strings.Join(b.Tags, ","), b.Status, b.BranchedFrom, millis(pause), millis(b.StallMS), size(b.CopiedBytes), size(b.LayerBytes),
+			b.ID, strings.Join(b.Tags, ","), b.Status, b.BranchedFrom, millis(pause), millis(b.StallMS), size(b.CopiedBytes), stored(b.LayerBytes),
 		}},
 	}
+}
+
+// stored is the size of what a capture stores, which is not known before it is written.
+func stored(bytes int64) string {
+	if bytes == 0 {
+		return "-"
+	}
+	return size(bytes)
 }
 
 // fromSandbox is upstream's spelling of branch: snapshot --from-sandbox.

@@ -75,7 +75,7 @@ func (a *app) checkpoint(ctx context.Context, ref string, f checkpointFlags) err
 	return a.list(listing{
 		json: b, ids: []string{b.ID},
 		header: []string{"ID", "LABEL", "STATUS", "PAUSE", "STALL", "COPIED", "STORED"},
-		rows:   [][]string{{b.ID, b.Labels[rest.LabelText], b.Status, millis(pause), millis(b.StallMS), size(b.CopiedBytes), size(b.LayerBytes)}},
+		rows:   [][]string{{b.ID, b.Labels[rest.LabelText], b.Status, millis(pause), millis(b.StallMS), size(b.CopiedBytes), stored(b.LayerBytes)}},
 	})
 }
 

@@ -239,6 +239,10 @@ type CaptureSpec struct {
 	// BeforeStop, if set, is called once, right before the machine stops, when all
 	// that a running guest does not hinder is done. Its error ends the capture.
 	BeforeStop func(ctx context.Context) error
+	// Resumed, if set, is called once for a source that goes on, as soon as it does and
+	// all of its state is taken, with what is known by then: Pause and CopiedBytes. What
+	// was taken is written after it returns. Its error ends the capture.
+	Resumed func(ctx context.Context, res CaptureResult) error
 }
 
 // CaptureResult is what a capture stored.

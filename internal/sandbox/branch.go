@@ -63,7 +63,7 @@ type Branched struct {
 	Pause       time.Duration // the machine was stopped
 	Stall       time.Duration // user processes were frozen or the machine stopped
 	CopiedBytes int64
-	LayerBytes  int64
+	LayerBytes  int64 // 0 while it is being written
 }
 
 // Branch captures a running sandbox into a new snapshot.
@@ -137,7 +137,12 @@ type taking struct {
 	pong    agentwire.Pong
 	result  engine.CaptureResult
 	frozen  time.Time // when the guest was asked to freeze
+	thawed  bool
 	stall   time.Duration
+	keep    func() bool   // from now on the end of the caller ends nothing
+	running chan struct{} // closed when the source runs again and all of it is taken
+	early   Branched      // what is known by then
+	ended   chan error    // receives the outcome
 }
 
 // captureRunning captures e. One capture or rollback runs for a sandbox at a time;
@@ -159,36 +164,69 @@ func (s *Service) captureRunning(ctx context.Context, e *entry, t taking) (Branc
 		return Branched{}, err
 	}
 	t.source = e.snapshot()
-	end := func() {
+	t.running, t.ended = make(chan struct{}), make(chan error, 1)
+	s.group.Go(func() {
+		err := t.all(ctx)
 		e.leave(Capturing)
 		done()
 		if t.kind == labelCheckpointOf {
 			s.collect(t.id) // its sandbox may have been ended meanwhile
 		}
-	}
-	if err := t.take(ctx); err != nil {
-		defer end()
-		if endedMeanwhile(ctx, e, err) {
-			return Branched{}, errdefs.New(errdefs.ErrGuest, "sandbox %s ended while it was captured: %s", t.source.ID, e.whyEnded())
+		t.ended <- err
+		if err != nil && t.told() {
+			s.cfg.Log("%v", err)
 		}
-		return Branched{}, fmt.Errorf("capture sandbox %s: %w", t.source.ID, err)
-	}
+	})
 	if t.wait {
-		defer end()
-		// What is taken is kept, even if the caller does not wait for it.
-		if err := t.store(context.WithoutCancel(ctx)); err != nil {
-			return Branched{}, fmt.Errorf("store the capture of sandbox %s: %w", t.source.ID, err)
+		if err := <-t.ended; err != nil {
+			return Branched{}, err
 		}
 		return t.outcome(ctx)
 	}
-	out, err := t.outcome(ctx)
-	s.group.Go(func() {
-		defer end()
-		if err := t.store(context.WithoutCancel(ctx)); err != nil {
-			s.cfg.Log("store the capture %s of sandbox %s: %v", t.id, t.source.ID, err)
+	select {
+	case <-t.running:
+		return t.early, nil
+	case err := <-t.ended:
+		if t.told() { // both at once
+			return t.early, nil
 		}
-	})
-	return out, err
+		if err != nil {
+			return Branched{}, err
+		}
+		return t.outcome(ctx)
+	}
+}
+
+// all captures and stores. Until the source runs again the end of ctx ends it; what
+// is taken then is kept, even if the caller does not wait for it.
+func (t *taking) all(ctx context.Context) error {
+	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	t.keep = context.AfterFunc(ctx, cancel)
+	defer t.keep()
+	if err := t.take(work); err != nil {
+		if endedMeanwhile(work, t.e, err) {
+			return errdefs.New(errdefs.ErrGuest, "sandbox %s ended while it was captured: %s", t.source.ID, t.e.whyEnded())
+		}
+		if ctx.Err() != nil && work.Err() != nil {
+			err = errors.Join(ctx.Err(), err)
+		}
+		return fmt.Errorf("capture sandbox %s: %w", t.source.ID, err)
+	}
+	if err := t.store(work); err != nil {
+		return fmt.Errorf("store the capture of sandbox %s: %w", t.source.ID, err)
+	}
+	return nil
+}
+
+// told tells whether the caller knows of the snapshot by now.
+func (t *taking) told() bool {
+	select {
+	case <-t.running:
+		return !t.wait
+	default:
+		return false
+	}
 }
 
 // enter puts a running sandbox into a state in which nothing else of its kind may
@@ -236,7 +274,19 @@ func (t *taking) take(ctx context.Context) (err error) {
 	if err == nil {
 		return nil
 	}
-	return errors.Join(err, t.drop())
+	return t.giveUp(err)
+}
+
+// giveUp removes what was begun of the snapshot. If the caller knows of it already,
+// it stays listed as failed.
+func (t *taking) giveUp(err error) error {
+	if !t.told() {
+		return errors.Join(err, t.drop())
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	row := metadata.Snapshot{ID: t.id, Status: string(SnapshotFailed), Reason: err.Error(), CreatedAt: time.Now()}
+	return errors.Join(err, t.staging.Discard(), t.s.cfg.Journal.PutSnapshot(ctx, row))
 }
 
 func tagPolicy(replace bool) metadata.TagPolicy {
@@ -273,10 +323,12 @@ func (t *taking) capture(ctx context.Context) error {
 			return fmt.Errorf("write file systems out: %w", err)
 		}
 	}
-	spec := engine.CaptureSpec{Dir: t.staging.Dir(), Parent: t.parent.chain, After: engine.AfterResume}
+	spec := engine.CaptureSpec{
+		Dir: t.staging.Dir(), Parent: t.parent.chain, After: engine.AfterResume,
+		Resumed: func(ctx context.Context, res engine.CaptureResult) error { return t.resumed(ctx, agent, res) },
+	}
 	if !t.freeze {
 		t.result, err = t.e.machine.Capture(ctx, spec)
-		t.stall = t.result.Pause
 		return err
 	}
 	// The journal knows first that the guest will wait for a verdict.
@@ -285,7 +337,28 @@ func (t *taking) capture(ctx context.Context) error {
 	}
 	spec.BeforeStop = func(ctx context.Context) error { return t.freezeGuest(ctx, agent) }
 	t.result, err = t.e.machine.Capture(ctx, spec)
-	return errors.Join(err, t.thaw(agent))
+	if !t.thawed {
+		err = errors.Join(err, t.thaw(agent))
+	}
+	return err
+}
+
+// resumed thaws the source, which runs again, and tells the caller.
+func (t *taking) resumed(ctx context.Context, agent Agent, res engine.CaptureResult) (err error) {
+	t.keep()
+	t.result, t.stall = res, res.Pause
+	if t.freeze {
+		if err := t.thaw(agent); err != nil {
+			return err
+		}
+	}
+	if !t.wait {
+		if t.early, err = t.outcome(ctx); err != nil {
+			return err
+		}
+	}
+	close(t.running)
+	return nil
 }
 
 // freezeGuest has the agent freeze user processes and wait for a verdict.
@@ -304,6 +377,7 @@ func (t *taking) freezeGuest(ctx context.Context, agent Agent) error {
 // thaw tells the source that it is the source. The stall is what the host saw from
 // the request to freeze until the agent has answered that.
 func (t *taking) thaw(agent Agent) error {
+	t.thawed = true
 	ctx, cancel := context.WithTimeout(context.Background(), callSlack)
 	defer cancel()
 	if !t.frozen.IsZero() {
@@ -324,15 +398,10 @@ func (t *taking) owe(ctx context.Context, verdict string) error {
 
 // store publishes what was captured and proves that it restores.
 func (t *taking) store(ctx context.Context) error {
-	err := t.publish(ctx)
-	if err == nil {
-		return nil
+	if err := t.publish(ctx); err != nil {
+		return t.giveUp(err)
 	}
-	if t.wait {
-		return errors.Join(err, t.drop())
-	}
-	row := metadata.Snapshot{ID: t.id, Status: string(SnapshotFailed), Reason: err.Error(), CreatedAt: time.Now()}
-	return errors.Join(err, t.staging.Discard(), t.s.cfg.Journal.PutSnapshot(ctx, row))
+	return nil
 }
 
 func (t *taking) publish(ctx context.Context) error {

@@ -1,9 +1,11 @@
 package sandbox
 
 import (
+	"context"
 	"errors"
 	"testing"
 
+	"forkd.dev/forkd/internal/engine/fake"
 	"forkd.dev/forkd/internal/errdefs"
 )
 
@@ -91,4 +93,55 @@ func TestBranchNoWait(t *testing.T) {
 	_, err = w.svc.Branch(w.ctx(), source.ID, Branch{Mode: "torn"})
 	w.wantClass(err, errdefs.ErrInvalid)
 	w.consistent()
+}
+
+// TestCaptureReturnsBeforeWriting: what does not wait for the snapshot returns when the
+// source runs again, user processes thawed; what is taken is written although the
+// caller is gone, and if that fails the snapshot stays listed as failed.
+func TestCaptureReturnsBeforeWriting(t *testing.T) {
+	w := newWorld(t, nil)
+	w.base()
+	source := w.fork("base", 1)[0]
+	w.eval(source.ID, "v=at")
+	for _, fail := range []error{nil, errors.New("scripted: no space")} {
+		write := make(chan struct{})
+		w.script.onFault(func(op fake.Op, _ string) error {
+			if op != fake.OpWrite {
+				return nil
+			}
+			<-write
+			return fail
+		})
+		ctx, cancel := context.WithCancel(w.ctx())
+		b, err := w.svc.Branch(ctx, source.ID, Branch{Mode: ModeLive, NoWait: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		if b.Snapshot.Status != SnapshotWriting || b.Pause <= 0 || b.Stall < b.Pause || b.LayerBytes != 0 {
+			t.Errorf("before it is written the branch is %+v", b)
+		}
+		if got := w.eval(source.ID, "v"); got != "at" {
+			t.Errorf("while the branch is written the source has %q", got)
+		}
+		close(write)
+		want := SnapshotReady
+		if fail != nil {
+			want = SnapshotFailed
+			defer func() {
+				if err := w.svc.DeleteSnapshot(w.ctx(), b.Snapshot.ID, Delete{}); err != nil {
+					t.Errorf("delete what failed: %v", err)
+				}
+				w.consistent()
+			}()
+		}
+		w.eventually("it is "+string(want), func() bool { return must(w.svc.Snapshot(w.ctx(), b.Snapshot.ID)).Status == want })
+		w.eventually("the source runs", func() bool { return must(w.svc.Sandbox(w.ctx(), source.ID)).State == Running })
+	}
+	w.script.onFault(nil)
+	// What was not stored is in the next one.
+	must(w.svc.Branch(w.ctx(), source.ID, Branch{Tag: "next"}))
+	if got := w.eval(w.fork("next", 1)[0].ID, "v"); got != "at" {
+		t.Errorf("the child has %q", got)
+	}
 }

@@ -11,8 +11,10 @@ import (
 	"testing"
 	"time"
 
+	"forkd.dev/forkd/internal/agentwire"
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/errdefs"
+	"forkd.dev/forkd/internal/ident"
 )
 
 // clockError is how far a guest's clock may be from the host's in this suite, which
@@ -75,6 +77,55 @@ func (s *suite) testLiveCapture(t *testing.T) {
 	// The source can be captured again, against the same parent.
 	again := s.fork(t, s.capture(t, source, engine.AfterResume))
 	s.want(t, again, "instant", "later", "/root/instant", "later")
+	for _, b := range []*box{source, child, again} {
+		s.kill(t, b)
+	}
+}
+
+// testResumed: a capture tells when its source goes on, before anything is written,
+// and what is said then ends it without harm to the source.
+func (s *suite) testResumed(t *testing.T) {
+	if s.lacks(t, LiveCapture) {
+		return
+	}
+	source := s.fork(t, s.base)
+	s.put(t, source, "resumed", "at", "/root/resumed", "at")
+	freeze := func() {
+		t.Helper()
+		s.noError(t, "prepare the guest", source.guest.Prepare(s.ctx(t), agentwire.Prepare{}))
+		s.noError(t, "commit", source.guest.Commit(s.ctx(t)))
+	}
+	dir, told := s.artifactDir(t), 0
+	spec := engine.CaptureSpec{Dir: dir, Parent: s.base, After: engine.AfterResume}
+	spec.Resumed = func(ctx context.Context, res engine.CaptureResult) error {
+		told++
+		if res.Pause <= 0 || len(res.Artifacts) > 0 {
+			t.Errorf("told %+v when the source goes on", res)
+		}
+		// The guest answers, and what it does now is not captured.
+		return errors.Join(source.guest.VerdictSource(ctx), source.guest.Set(ctx, "resumed", "later"))
+	}
+	freeze()
+	res, err := source.m.Capture(s.ctx(t), spec)
+	s.noError(t, "capture", err)
+	s.checkCapture(t, dir, res)
+	if told != 1 {
+		t.Errorf("told %d times that the source goes on", told)
+	}
+	child := s.fork(t, append(slices.Clone(s.base), engine.State{ID: ident.New(ident.Snapshot), Dir: dir, Artifacts: res.Artifacts}))
+	s.want(t, child, "resumed", "at", "/root/resumed", "at")
+	refused := errors.New("refused")
+	spec.Dir = s.artifactDir(t)
+	spec.Resumed = func(ctx context.Context, _ engine.CaptureResult) error {
+		return errors.Join(source.guest.VerdictSource(ctx), refused)
+	}
+	freeze()
+	if _, err := source.m.Capture(s.ctx(t), spec); !errors.Is(err, refused) {
+		t.Errorf("capture whose caller refuses: error is %v", err)
+	}
+	s.want(t, source, "resumed", "later", "/root/resumed", "at")
+	again := s.fork(t, s.capture(t, source, engine.AfterResume))
+	s.want(t, again, "resumed", "later", "/root/resumed", "at")
 	for _, b := range []*box{source, child, again} {
 		s.kill(t, b)
 	}

@@ -49,6 +49,7 @@ func Run(t *testing.T, h Harness) {
 		{"forks diverge", s.testForksDiverge},
 		{"pause", s.testPause},
 		{"live capture", s.testLiveCapture},
+		{"resumed", s.testResumed},
 		{"captures in a row", s.testCapturesInARow},
 		{"chain", s.testChain},
 		{"wrong parent", s.testWrongParent},

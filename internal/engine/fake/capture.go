@@ -56,6 +56,11 @@ func (m *Machine) capture(ctx context.Context, spec engine.CaptureSpec) (engine.
 		return engine.CaptureResult{}, err
 	}
 	pause := time.Since(began)
+	if spec.Resumed != nil && spec.After == engine.AfterResume {
+		if err := spec.Resumed(ctx, engine.CaptureResult{Pause: pause}); err != nil {
+			return engine.CaptureResult{}, err
+		}
+	}
 	res, err := m.store(spec.Dir, parentID, now, parent)
 	res.Pause = pause
 	if err == nil && spec.After == engine.AfterEnd {

@@ -82,6 +82,16 @@ func (c *capture) run(ctx context.Context) (res engine.CaptureResult, err error)
 	}
 	res.Pause = pause
 	res.CopiedBytes = int64(linux.CountPages(c.runs)) * linux.PageSize
+	if c.spec.Resumed != nil && c.spec.After == engine.AfterResume {
+		if err := c.spec.Resumed(ctx, res); err != nil {
+			return res, err
+		}
+	}
+	if c.spec.After == engine.AfterResume {
+		if err := c.m.releaseDescriptors(ctx); err != nil {
+			return res, err
+		}
+	}
 	disks, err := c.linkOverlays()
 	if err != nil {
 		return res, err
@@ -133,8 +143,7 @@ func (c *capture) stopped(ctx context.Context) (pause time.Duration, err error) 
 	if resumed := c.m.command(ctx, "cont", nil, nil); resumed != nil {
 		return 0, errors.Join(err, resumed)
 	}
-	pause = time.Since(began)
-	return pause, errors.Join(err, c.m.releaseDescriptors(ctx))
+	return time.Since(began), err
 }
 
 // take reads the state of the stopped guest.
