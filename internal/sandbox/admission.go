@@ -68,7 +68,7 @@ func (s *Service) admit(ctx context.Context, d demand) (*room, error) {
 		if err != nil || r != nil {
 			return r, err
 		}
-		if short.yielding && !d.refill && (s.yieldWarm(d.n-short.fits, d.snapshot) || s.yieldBlank(d.snapshot)) {
+		if short.yielding && !d.refill && (s.yieldSpares() || s.yieldWarm(d.n-short.fits, d.snapshot) || s.yieldBlank(d.snapshot)) {
 			continue
 		}
 		if d.wait == 0 {

@@ -285,7 +285,7 @@ func (t *taking) giveUp(err error) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	row := metadata.Snapshot{ID: t.id, Status: string(SnapshotFailed), Reason: err.Error(), CreatedAt: time.Now()}
+	row := metadata.Snapshot{ID: t.id, Status: string(SnapshotFailed), Engine: t.s.cfg.Engine.Name(), Reason: err.Error(), CreatedAt: time.Now()}
 	return errors.Join(err, t.staging.Discard(), t.s.cfg.Journal.PutSnapshot(ctx, row))
 }
 
@@ -422,14 +422,20 @@ func (t *taking) publish(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := t.s.tryRestore(ctx, t.id, m.Shape, t.parent.root); err != nil {
+	proof, err := t.s.prove(ctx, t.id, stopped{shape: m.Shape, root: t.parent.root, limits: limitsOf(t.source)})
+	if err != nil {
 		err = fmt.Errorf("the snapshot does not restore: %w", err)
 		t.s.cfg.Engine.Forget(t.id)
 		return errors.Join(err, t.s.cfg.Store.Remove(ctx, t.id))
 	}
 	t.count(ctx)
 	row := metadata.Snapshot{ID: t.id, Status: string(SnapshotReady), Engine: m.Compat.Engine, CreatedAt: m.CreatedAt}
-	return t.s.cfg.Journal.PublishSnapshot(ctx, row, "", metadata.KeepTag)
+	err = t.s.cfg.Journal.PublishSnapshot(ctx, row, "", metadata.KeepTag)
+	if err == nil && t.kind == labelCheckpointOf && t.s.wantsSpare(t.e) {
+		t.s.keepSpare(t.e, t.id, proof)
+		return nil
+	}
+	return errors.Join(err, t.s.discard(proof.ID()))
 }
 
 // count notes the branch in the source, if that still lives.

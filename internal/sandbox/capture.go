@@ -481,20 +481,20 @@ func (b *builder) finish(ctx context.Context, row metadata.Snapshot) error {
 }
 
 // tryRestore loads snapshot id into a machine that never runs.
-func (s *Service) tryRestore(ctx context.Context, id string, shape engine.Shape, root engine.Root) (err error) {
+func (s *Service) tryRestore(ctx context.Context, id string, shape engine.Shape, root engine.Root) error {
+	m, err := s.prove(ctx, id, stopped{shape: shape, root: root})
+	if err != nil {
+		return err
+	}
+	return s.discard(m.ID())
+}
+
+// prove loads snapshot id into a machine and returns it; it belongs to the caller.
+func (s *Service) prove(ctx context.Context, id string, w stopped) (engine.Machine, error) {
 	chain, err := s.cfg.Store.States(id)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	probe := ident.New(ident.Sandbox)
-	spec, err := s.newSpec(probe, shape, root, 0)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.discard(probe)) }()
-	m, err := s.cfg.Engine.Restore(ctx, spec, chain)
-	if err != nil {
-		return err
-	}
-	return m.Kill(context.WithoutCancel(ctx))
+	w.chain = chain
+	return s.restoreStopped(ctx, w)
 }

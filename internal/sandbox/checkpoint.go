@@ -230,6 +230,7 @@ func (r *rollback) run(ctx context.Context, checkpoint string) (*entry, error) {
 		return nil, errors.Join(err, r.s.discard(next.snapshot().machine()))
 	}
 	r.endOld()
+	r.s.renewSpare(next, p.id)
 	return next, nil
 }
 
@@ -237,21 +238,19 @@ func (r *rollback) run(ctx context.Context, checkpoint string) (*entry, error) {
 func (r *rollback) restore(ctx context.Context, p *plan) (_ *entry, err error) {
 	s := r.s
 	info := r.before
-	info.machineID, info.restoredID = ident.New(ident.Sandbox), p.id
-	spec, err := s.newSpec(info.machineID, p.manifest.Shape, p.root, 0)
-	if err != nil {
-		return nil, err
+	machine := s.claimSpare(ctx, info.ID, p.id)
+	if machine == nil {
+		machine, err = s.restoreStopped(ctx, stopped{chain: p.chain, shape: p.manifest.Shape, root: p.root, limits: limitsOf(info)})
+		if err != nil {
+			return nil, err
+		}
 	}
-	spec.Limits = limitsOf(info)
+	info.machineID, info.restoredID = machine.ID(), p.id
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.discard(info.machineID))
 		}
 	}()
-	machine, err := s.cfg.Engine.Restore(ctx, spec, p.chain)
-	if err != nil {
-		return nil, err
-	}
 	e := &entry{machine: machine, link: newLink(machine, s.cfg.Connect, helloTimeout)}
 	receipt, err := r.identify(ctx, e)
 	if err != nil {

@@ -172,6 +172,7 @@ func (s *Service) end(ctx context.Context, e *entry, reason string) error {
 	s.mu.Lock()
 	delete(s.entries, before.ID)
 	s.mu.Unlock()
+	s.dropSpareOf(before.ID)
 	s.dropCheckpoints(before.ID)
 	s.collect(before.base())
 	s.roomCame()

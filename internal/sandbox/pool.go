@@ -152,6 +152,7 @@ func (s *Service) forgetPool(id string) {
 	delete(s.blank, id)
 	s.mu.Unlock()
 	s.dropWarm(id)
+	s.dropSpares(id)
 	s.cfg.Engine.Forget(id)
 	s.discardPrepared(id)
 }

@@ -88,6 +88,7 @@ type Service struct {
 	cfg      Config
 	restores *semaphore.Weighted // restores under way; waiters are served in order
 	warm     warmPools
+	spares   spares
 	builds   flights // built-ins being made
 	logs     buildLogs
 
@@ -176,6 +177,7 @@ func (s *Service) Close(ctx context.Context) error {
 	s.builds.close()
 	s.calls.Wait()
 	s.dropPools()
+	s.endSpares(s.spares.shut())
 	entries := s.known()
 	var errs []error
 	if s.cfg.Session != "" {

@@ -96,7 +96,7 @@ func (s *Service) snapshotUse(ctx context.Context, out *DiskUsage) error {
 	for _, sn := range all {
 		use := SnapshotUse{
 			Snapshot: sn, OwnBytes: own[sn.ID], ResidentBytes: resident[sn.ID],
-			Dependents: len(s.cfg.Store.Dependents(sn.ID)), Prepared: prepared[sn.ID],
+			Dependents: len(s.cfg.Store.Dependents(sn.ID)), Prepared: prepared[sn.ID] + s.spares.count(sn.ID),
 		}
 		// A chain that was tampered with must not go on for ever.
 		for id, left := parents[sn.ID], len(parents); id != "" && left > 0; id, left = parents[id], left-1 {
