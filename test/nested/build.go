@@ -1,0 +1,275 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"forkd.dev/forkd/internal/errdefs"
+	"forkd.dev/forkd/internal/image"
+	"forkd.dev/forkd/internal/image/cpio"
+	"forkd.dev/forkd/internal/image/kernel"
+	"forkd.dev/forkd/test/nested/plan"
+)
+
+const (
+	module     = "forkd.dev/forkd"
+	imageName  = "engine-test" // shared with the conformance test of qemu
+	diskMiB    = 1024          // of the guest image
+	l1DiskSize = 8 << 30       // sparse
+	imageDir   = "/image"      // in L1
+)
+
+func (p part) importPath() string { return module + "/" + p.pkg }
+
+// build makes all files of L1.
+func build(ctx context.Context, o options, parts []part) (*machine, error) {
+	m := &machine{opts: o}
+	var err error
+	if m.vmlinuz, err = one(filepath.Join(o.kernel, "boot/vmlinuz-*")); err != nil {
+		return nil, err
+	}
+	if m.initramfs, err = buildInitramfs(ctx, o); err != nil {
+		return nil, fmt.Errorf("build the initramfs of L1: %w", err)
+	}
+	stage := filepath.Join(o.work, "stage")
+	if err := os.RemoveAll(stage); err != nil {
+		return nil, err
+	}
+	if err := fill(ctx, stage, o, parts); err != nil {
+		return nil, err
+	}
+	if m.disk, err = makeDisk(ctx, o.work, stage); err != nil {
+		return nil, fmt.Errorf("make the disk of L1: %w", err)
+	}
+	return m, os.RemoveAll(stage)
+}
+
+func one(pattern string) (string, error) {
+	found, err := filepath.Glob(pattern)
+	if err == nil && len(found) != 1 {
+		err = fmt.Errorf("%d files match %s, want one", len(found), pattern)
+	}
+	if err != nil {
+		return "", err
+	}
+	return found[0], nil
+}
+
+// buildInitramfs packs init and the modules that L1 needs.
+func buildInitramfs(ctx context.Context, o options) (string, error) {
+	dir, err := one(filepath.Join(o.kernel, "lib/modules/*"))
+	if err != nil {
+		return "", err
+	}
+	if list := filepath.Join(dir, "modules.builtin"); !exists(list) {
+		return "", fmt.Errorf("%s is missing", list)
+	}
+	modules, err := kernel.Modules(ctx, dir, []kernel.Wish{
+		{Name: "virtio_pci"}, {Name: "virtio_blk"}, {Name: "virtio_console"}, {Name: "ext4"}, {Name: "kvm-amd"}, {Name: "tun", Optional: true},
+	})
+	if err != nil {
+		return "", err
+	}
+	program := filepath.Join(o.work, "init")
+	if err := goBuild(ctx, "build", "-o", program, "./test/nested/init"); err != nil {
+		return "", err
+	}
+	b, err := os.ReadFile(program)
+	if err != nil {
+		return "", err
+	}
+	var buf bytes.Buffer
+	w := cpio.NewWriter(&buf)
+	// Every error is kept by the writer and comes from Close.
+	_ = w.Dir("dev", 0o755)
+	_ = w.CharDevice("dev/console", 0o600, 5, 1)
+	_ = w.File("init", 0o755, b)
+	_ = w.Dir("modules", 0o755)
+	var order strings.Builder
+	for _, m := range modules {
+		_ = w.File("modules/"+m.Name+".ko", 0o644, m.Data)
+		fmt.Fprintln(&order, m.Name)
+	}
+	_ = w.File("modules/order", 0o644, []byte(order.String()))
+	if err := w.Close(); err != nil {
+		return "", err
+	}
+	path := filepath.Join(o.work, "initramfs.cpio")
+	return path, os.WriteFile(path, buf.Bytes(), 0o600)
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// goBuild runs the go command; what it builds needs no library of L1.
+func goBuild(ctx context.Context, args ...string) error {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("go %s: %w\n%s", strings.Join(args, " "), err, out)
+	}
+	return nil
+}
+
+// fill lays out the root disk of L1 in the directory stage.
+func fill(ctx context.Context, stage string, o options, parts []part) error {
+	for dir, perm := range map[string]os.FileMode{"": 0o755, "tmp": 0o777 | os.ModeSticky, "var": 0o755, "var/tmp": 0o777 | os.ModeSticky, "bin": 0o755, "etc": 0o755, "root": 0o700} {
+		path := filepath.Join(stage, dir)
+		if err := os.MkdirAll(path, perm); err != nil {
+			return err
+		}
+		if err := os.Chmod(path, perm); err != nil { // whatever the umask
+			return err
+		}
+	}
+	for name, text := range map[string]string{
+		"etc/passwd": "root:x:0:0:root:/root:/bin/sh\n", "etc/group": "root:x:0:\nforkd:x:990:\n", "etc/hosts": "127.0.0.1 localhost\n",
+	} {
+		if err := os.WriteFile(filepath.Join(stage, name), []byte(text), 0o644); err != nil {
+			return err
+		}
+	}
+	var commands []plan.Command
+	image := false
+	for _, p := range parts {
+		c, err := p.lay(ctx, stage, o.verbose)
+		if err != nil {
+			return fmt.Errorf("build part %s: %w", p.name, err)
+		}
+		commands = append(commands, c)
+		image = image || p.image
+	}
+	if image {
+		if err := layImage(ctx, filepath.Join(stage, imageDir)); err != nil {
+			return fmt.Errorf("build the guest image: %w", err)
+		}
+	}
+	b, err := json.Marshal(commands)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(stage, plan.File), b, 0o644)
+}
+
+// lay builds the test and puts it and its testdata on the disk.
+func (p part) lay(ctx context.Context, stage string, verbose bool) (plan.Command, error) {
+	binary := "/bin/" + p.name + ".test"
+	if err := goBuild(ctx, "test", "-c", "-o", filepath.Join(stage, binary), "./"+p.pkg); err != nil {
+		return plan.Command{}, err
+	}
+	dir := "/src/" + p.pkg
+	if err := os.MkdirAll(filepath.Join(stage, dir), 0o755); err != nil {
+		return plan.Command{}, err
+	}
+	if data := filepath.Join(p.pkg, "testdata"); exists(data) {
+		if err := os.CopyFS(filepath.Join(stage, dir, "testdata"), os.DirFS(data)); err != nil {
+			return plan.Command{}, err
+		}
+	}
+	args := []string{binary, "-test.v=test2json", "-test.count=1", "-test.timeout=" + (p.timeout - 5*time.Second).String()}
+	if p.run != "" {
+		args = append(args, "-test.run="+p.run)
+	}
+	return plan.Command{
+		Name: p.name, Argv: args, Dir: dir, Timeout: p.timeout,
+		Env: []string{"HOME=/root", "TMPDIR=/tmp", "FORKD_TEST_NESTED=1", "FORKD_TEST_IMAGE=" + imageDir},
+	}, nil
+}
+
+// layImage puts the guest image into dir: disk.ext4, vmlinux, initramfs.
+func layImage(ctx context.Context, dir string) error {
+	cache := os.Getenv("FORKD_TEST_CACHE")
+	if cache == "" {
+		user, err := os.UserCacheDir()
+		if err != nil {
+			return err
+		}
+		cache = filepath.Join(user, "forkd-test")
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	agent := filepath.Join(dir, "forkd-agent")
+	if err := goBuild(ctx, "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", agent, "./cmd/forkd-agent"); err != nil {
+		return err
+	}
+	b, err := os.ReadFile(agent)
+	if err != nil {
+		return err
+	}
+	initramfs := filepath.Join(dir, "made")
+	images, err := image.New(image.Config{
+		Dir: filepath.Join(cache, "images"), CacheDir: filepath.Join(cache, "downloads"), KernelDir: filepath.Join(cache, "kernels"),
+		InitramfsDir: initramfs, Agent: b, Log: func(string, ...any) {},
+	})
+	if err != nil {
+		return err
+	}
+	img, err := images.Get(imageName)
+	if errors.Is(err, errdefs.ErrNotFound) {
+		img, err = images.Build(ctx, image.BuildSpec{Name: imageName, Packages: []string{"python3"}, DiskMiB: diskMiB}, func(string, float64) {})
+	}
+	if err != nil {
+		return err
+	}
+	root, err := images.Root(ctx, img.ID)
+	if err != nil {
+		return err
+	}
+	for from, to := range map[string]string{root.Disk: "disk.ext4", root.Kernel: "vmlinux", root.Initramfs: "initramfs"} {
+		if err := place(from, filepath.Join(dir, to)); err != nil {
+			return err
+		}
+	}
+	return os.RemoveAll(initramfs)
+}
+
+// place links from, or copies it where links cannot be.
+func place(from, to string) error {
+	if os.Link(from, to) == nil {
+		return nil
+	}
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Close())
+}
+
+// makeDisk makes an ext4 file system that holds what is in stage.
+func makeDisk(ctx context.Context, work, stage string) (string, error) {
+	path := filepath.Join(work, "disk.raw")
+	if err := os.RemoveAll(path); err != nil {
+		return "", err
+	}
+	f, err := os.Create(path)
+	if err != nil {
+		return "", err
+	}
+	if err := errors.Join(f.Truncate(l1DiskSize), f.Close()); err != nil {
+		return "", err
+	}
+	cmd := exec.CommandContext(ctx, "mke2fs", "-q", "-t", "ext4", "-O", "^has_journal", "-E", "lazy_itable_init=1", "-m", "0", "-d", stage, path)
+	cmd.Env = append(os.Environ(), "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("mke2fs: %w\n%s", err, out)
+	}
+	return path, nil
+}
