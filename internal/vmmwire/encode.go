@@ -298,6 +298,7 @@ func (m *CaptureEnd) Kind() Kind { return KindCaptureEnd }
 func (m *CaptureEnd) encode(e *encoder) {
 	e.file(1, m.State)
 	e.flag(2, m.Run)
+	e.devices(3, m.Devices)
 }
 
 func (m *CaptureEnd) decode(d *decoder, files int) {
@@ -308,6 +309,8 @@ func (m *CaptureEnd) decode(d *decoder, files int) {
 			m.State = d.file(files)
 		case 2:
 			m.Run = d.number(1) == 1
+		case 3:
+			m.Devices = d.appendDevice(m.Devices, files)
 		}
 	}
 	d.need(m.State != NoFile, "state")

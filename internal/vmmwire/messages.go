@@ -169,9 +169,15 @@ type CaptureBegin struct {
 }
 
 // CaptureEnd stops the machine, copies what is left, and stores the device state.
+//
+// The overlay of each block device is sealed; a machine that is to go on needs an empty
+// file for each that becomes its new one.
 type CaptureEnd struct {
 	State int  // descriptor of a writable file, empty
 	Run   bool // resume the guest
+	// Devices are the block devices with the file of their next overlay, in their order;
+	// empty if the machine ends.
+	Devices []Device
 }
 
 // Captured is the reply to CaptureEnd, and to CaptureBegin with what was copied so far.

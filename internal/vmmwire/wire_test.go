@@ -19,7 +19,7 @@ func samples() []Message {
 		&Restore{ID: "sb1", Shape: shape, Memory: memory, State: 3, Devices: devices, Run: true, Generation: [16]byte{1, 2}},
 		&Rollback{Memory: memory, State: 1, Run: true, ToLast: true},
 		&CaptureBegin{Pages: 0, Index: 1, MaxPages: 1000, Everything: true, NoCopy: true},
-		&CaptureEnd{State: 0, Run: true},
+		&CaptureEnd{State: 0, Run: true, Devices: []Device{{Kind: DeviceBlock, Files: []int{1}}}},
 		&Captured{Pages: 1, Runs: 2, CopiedPages: 3, Rounds: 4, Pause: time.Millisecond, StateBytes: 5},
 		&Stats{State: StateRunning, Exits: 9, PrivatePages: 8, CPU: time.Second, Waiting: "space"},
 		&Failed{Code: "conflict", Text: "no"}, &Ended{Reason: "triple fault", Guest: true},
