@@ -12,7 +12,7 @@ GOLANGCI_LINT_VERSION := v2.5.0
 # What the tree is clean of and CI keeps it clean of; lint-all runs all that .golangci.yml names.
 LINTERS := govet,staticcheck,revive,depguard,forbidigo,funlen,gocognit,nolintlint,unconvert
 
-.PHONY: help setup build run test race lint lint-all lint-light fuzz bench leakcheck clean
+.PHONY: help setup build run test test-kvm race lint lint-all lint-light fuzz bench leakcheck clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -31,6 +31,9 @@ run: setup build ## set up, build, and show 20 forks that answer
 
 test: setup build lint-light ## everything: unit, conformance, real VMs, leak check
 	@scripts/test.sh $(TESTFLAGS)
+
+test-kvm: setup ## the kvm engine: ring-3 guests here, stock kernels in a machine with emulated AMD-V
+	@scripts/test-kvm.sh $(NESTEDFLAGS)
 
 race: ## unit tests with the race detector (needs gcc)
 	@scripts/test.sh -race -short $(TESTFLAGS)

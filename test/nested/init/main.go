@@ -22,7 +22,6 @@ import (
 	"forkd.dev/forkd/test/nested/plan"
 )
 
-
 func main() {
 	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, "nested: init failed:", err)
