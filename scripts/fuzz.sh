@@ -1,26 +1,42 @@
 #!/usr/bin/env bash
-# Runs every fuzz target, one after the other: those of the bytes of guests, layers
-# and snapshots for the time given ($1, default 10s), the others for $2 (default $1).
+# Runs every fuzz target, as many at a time as there are processors, with one worker
+# each: those of the bytes of guests, layers and snapshots for the time given ($1,
+# default 10s), the others for $2 (default $1). A failing input is kept by Go in the
+# package's testdata/fuzz.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 deep_time=${1:-10s}
 other_time=${2:-$deep_time}
-deep='^internal/(agent|agentwire|guest|layerfmt|store/snapshot)(/|$)'
+deep='^internal/(agent|agentwire|guest|layerfmt|store/snapshot|vmm|vmmwire)(/|$)'
+logs=$(mktemp -d -t forkd-fuzz.XXXXXX)
+trap 'rm -rf "$logs"' EXIT
 
-failed=()
-count=0
+# Go's minute for making an interesting input smaller would eat the time given.
+run_one() {
+	local package=$1 name=$2 time=$3 log
+	log=$4/$(tr / _ <<<"$package").$name
+	local verdict=ok
+	go test -run '^$' -fuzz "^${name}\$" -fuzztime "$time" -fuzzminimizetime 1s -parallel 1 "$package" >"$log" 2>&1 || verdict=FAILED
+	echo "fuzz: $verdict $package $name: $(grep -o 'execs: [0-9]*' "$log" | tail -n 1) in $time"
+	[[ $verdict == ok ]] || {
+		cat "$log"
+		touch "$log.failed"
+	}
+}
+export -f run_one
+
 while IFS=: read -r file name; do
 	package=./$(dirname "$file")
 	time=$other_time
 	[[ $(dirname "$file") =~ $deep ]] && time=$deep_time
-	count=$((count + 1))
-	# Go's minute for making an interesting input smaller would eat the time given.
-	echo "fuzz: $package $name for $time"
-	go test -run '^$' -fuzz "^${name}\$" -fuzztime "$time" -fuzzminimizetime 1s "$package" || failed+=("$package $name")
-done < <(git grep --untracked -oE '^func Fuzz[A-Za-z0-9_]+' -- '*_test.go' | sed 's/:func /:/')
+	printf '%s\0%s\0%s\0%s\0' "$package" "$name" "$time" "$logs"
+done < <(git grep --untracked -oE '^func Fuzz[A-Za-z0-9_]+' -- '*_test.go' | sed 's/:func /:/') >"$logs/todo"
+count=$(($(tr -cd '\0' <"$logs/todo" | wc -c) / 4))
+xargs -0 -n 4 -P "$(nproc)" bash -c 'run_one "$@"' fuzz <"$logs/todo"
 
-if ((${#failed[@]} > 0)); then
-	printf 'fuzz: FAILED %s\n' "${failed[@]}" >&2
+failed=$(find "$logs" -name '*.failed' -printf '%f\n' | sed 's/\.failed$//')
+if [[ -n $failed ]]; then
+	printf 'fuzz: FAILED %s\n' $failed >&2
 	exit 1
 fi
 echo "fuzz: $count targets, $deep_time or $other_time each, no finding"

@@ -176,12 +176,12 @@ type place struct {
 
 type places []place
 
-// parseOwn reads /proc/PID/cgroup: lines "ID:controllers:path".
+// parseOwn reads /proc/PID/cgroup: lines "ID:controllers:path" with absolute paths.
 func parseOwn(b []byte) places {
 	var out places
 	for line := range strings.Lines(string(b)) {
 		parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
-		if len(parts) != 3 {
+		if len(parts) != 3 || !strings.HasPrefix(parts[2], "/") {
 			continue
 		}
 		p := place{path: parts[2]}
