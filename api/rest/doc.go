@@ -48,6 +48,7 @@ type Progress struct {
 type Version struct {
 	Version string `json:"version"`
 	API     string `json:"api"`
+	Engine  string `json:"engine,omitempty"` // that the daemon runs
 }
 
 // Health is the answer of GET /healthz.

@@ -28,6 +28,9 @@ func (a *app) benchCommand() *cobra.Command {
 	}
 	cmd.AddCommand(a.benchForkCommand(), a.benchRolloutsCommand(),
 		a.benchBranchCommand(), a.benchRollbackCommand(), a.benchChainCommand(), a.benchSearchCommand())
+	for _, sub := range cmd.Commands() {
+		engineFlag(sub)
+	}
 	return cmd
 }
 

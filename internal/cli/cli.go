@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"forkd.dev/forkd/internal/config"
+	"forkd.dev/forkd/internal/engine/selection"
 	"forkd.dev/forkd/internal/errdefs"
 	forkd "forkd.dev/forkd/sdk/go"
 )
@@ -81,7 +82,7 @@ func (a *app) root() *cobra.Command {
 	f.BoolVarP(&a.quiet, "quiet", "q", false, "print only ids, and no progress")
 	_ = f.MarkHidden("daemon-token") // it exists
 	root.AddCommand(
-		a.doctorCommand(), a.serveCommand(), a.cleanupCommand(), a.versionCommand(), a.configCommand(), a.serviceCommand(),
+		a.doctorCommand(), a.serveCommand(), a.cleanupCommand(), a.versionCommand(), a.engineCommand(), a.configCommand(), a.serviceCommand(),
 		a.forkCommand(), a.lsCommand(), a.killCommand(), a.execCommand(), a.evalCommand(), a.pingCommand(),
 		a.runCommand(), a.demoCommand(), a.benchCommand(),
 		a.snapshotCommand(), a.imageCommand(), a.kernelCommand(), a.branchCommand(),
@@ -107,19 +108,46 @@ func (a *app) clientOrPrivate(ctx context.Context) (*forkd.Client, error) {
 		return nil, err
 	}
 	err = c.Health(ctx)
+	if err == nil {
+		return c, a.checkEngine(ctx, c)
+	}
 	asked := a.config.Text("url") != ""
-	if err == nil || asked || !errors.Is(err, forkd.ErrNoDaemon) || a.env.StartPrivateDaemon == nil {
+	if asked || !errors.Is(err, forkd.ErrNoDaemon) || a.env.StartPrivateDaemon == nil {
 		return c, err
 	}
-	p := a.progress()
-	p.step("starting a private daemon", -1)
-	socket, stop, err := a.env.StartPrivateDaemon(ctx)
-	p.done()
+	c, stop, err := a.startPrivate(ctx, a.config.Text("engine"))
 	if err != nil {
 		return nil, err
 	}
 	a.stops = append(a.stops, stop)
-	return forkd.New(forkd.Options{Socket: socket, Getenv: a.env.Getenv})
+	return c, nil
+}
+
+// startPrivate starts a private daemon with an engine. stop ends it.
+func (a *app) startPrivate(ctx context.Context, engine string) (c *forkd.Client, stop func() error, err error) {
+	p := a.progress()
+	p.step("starting a private daemon", -1)
+	socket, stop, err := a.env.StartPrivateDaemon(ctx, engine)
+	p.done()
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err = forkd.New(forkd.Options{Socket: socket, Getenv: a.env.Getenv})
+	return c, stop, err
+}
+
+// checkEngine refuses a daemon that runs another engine than --engine asks for.
+func (a *app) checkEngine(ctx context.Context, c *forkd.Client) error {
+	asked := a.config.Text("engine")
+	if asked == "" || asked == selection.Auto || a.config.Origin("engine") != config.FromFlag {
+		return nil
+	}
+	v, err := c.Version(ctx)
+	if err != nil || v.Engine == asked {
+		return err
+	}
+	return errdefs.WithHint(errdefs.New(errdefs.ErrConflict, "the daemon at %s runs engine %s, not %s", c.Target(), v.Engine, asked),
+		"stop it, or start another with: forkd serve --engine %s --data-dir DIR --bind 127.0.0.1:PORT, and name it with FORKD_URL", asked)
 }
 
 func (a *app) stopDaemons() error {

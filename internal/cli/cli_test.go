@@ -238,7 +238,7 @@ func TestNoDaemon(t *testing.T) {
 	r.noDaemon()
 	started := false
 	r.change = func(e *Env) {
-		e.StartPrivateDaemon = func(context.Context) (string, func() error, error) {
+		e.StartPrivateDaemon = func(context.Context, string) (string, func() error, error) {
 			started = true
 			return "", nil, errors.New("must not be asked")
 		}
@@ -264,7 +264,7 @@ func TestPrivateDaemon(t *testing.T) {
 	}
 	starts, stops := 0, 0
 	r.change = func(e *Env) {
-		e.StartPrivateDaemon = func(context.Context) (string, func() error, error) {
+		e.StartPrivateDaemon = func(context.Context, string) (string, func() error, error) {
 			starts++
 			return r.socket, func() error { stops++; return nil }, nil
 		}

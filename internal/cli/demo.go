@@ -62,6 +62,7 @@ func (a *app) demoCommand() *cobra.Command {
 	}
 	cmd.Flags().IntVarP(&n, "count", "n", 10, "number of forks")
 	cmd.Flags().StringVarP(&tag, "tag", "t", builtin, "the snapshot to fork")
+	engineFlag(cmd)
 	return cmd
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/mattn/go-isatty"
 
 	"forkd.dev/forkd/internal/config"
+	"forkd.dev/forkd/internal/doctor"
 	"forkd.dev/forkd/internal/service"
 )
 
@@ -25,14 +26,19 @@ type Env struct {
 	SystemConfig   string                // path of the system's configuration; "" means none
 	ServiceHost    *service.Host         // nil means this machine
 
-	// StartPrivateDaemon starts a daemon with a data directory of its own choice
-	// and returns its socket. The daemon must not die of this process's Ctrl-C;
+	// StartPrivateDaemon starts a daemon with a data directory of its own choice and
+	// an engine ("" is what the settings say) and returns its socket. The daemon must not die of this process's Ctrl-C;
 	// stop ends it and all its sandboxes and may be called once.
-	StartPrivateDaemon func(ctx context.Context) (socket string, stop func() error, err error)
+	StartPrivateDaemon func(ctx context.Context, engine string) (socket string, stop func() error, err error)
 	// Serve runs the daemon until ctx ends.
-	Serve   func(ctx context.Context, o ServeOptions) error
-	Doctor  func(ctx context.Context) (DoctorReport, error)
-	Cleanup func(ctx context.Context, o CleanupOptions) ([]string, error)
+	Serve func(ctx context.Context, o ServeOptions) error
+	// Doctor checks the host; engine is the one that is set, or "".
+	Doctor func(ctx context.Context, engine string) (DoctorReport, error)
+	// Engines looks at every engine; engine as in Doctor.
+	Engines func(ctx context.Context, engine string) (doctor.EngineList, error)
+	// InstallEngine gets the program behind an engine into the data directory.
+	InstallEngine func(ctx context.Context, o InstallOptions) (Installed, error)
+	Cleanup       func(ctx context.Context, o CleanupOptions) ([]string, error)
 }
 
 // ServeOptions are the settings of the daemon. Zero values mean its defaults.
@@ -48,6 +54,21 @@ type ServeOptions struct {
 	Engine       string        // "auto" or the name of one
 	AllowedHosts []string
 	LogLevel     slog.Level
+}
+
+// InstallOptions say which engine to install and from where.
+type InstallOptions struct {
+	Engine   string
+	Newest   bool // built from its source instead of Debian's package
+	Progress func(step string, fraction float64)
+}
+
+// Installed is what was installed.
+type Installed struct {
+	Engine  string `json:"engine"`
+	Path    string `json:"path"`
+	Version string `json:"version"`
+	Source  string `json:"source"`
 }
 
 // CleanupOptions say what Cleanup does. It returns a line for each leftover.

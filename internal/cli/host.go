@@ -20,7 +20,7 @@ func absent(command string) error {
 }
 
 func (a *app) doctorCommand() *cobra.Command {
-	return &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Check this host and say what to do about what is missing",
 		Args:  cobra.NoArgs,
@@ -28,7 +28,7 @@ func (a *app) doctorCommand() *cobra.Command {
 			if a.env.Doctor == nil {
 				return absent("doctor")
 			}
-			report, err := a.env.Doctor(cmd.Context())
+			report, err := a.env.Doctor(cmd.Context(), a.config.Text("engine"))
 			if err != nil {
 				return err
 			}
@@ -43,6 +43,8 @@ func (a *app) doctorCommand() *cobra.Command {
 			return err
 		},
 	}
+	engineFlag(cmd)
+	return cmd
 }
 
 func (a *app) cleanupCommand() *cobra.Command {

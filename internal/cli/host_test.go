@@ -31,7 +31,7 @@ func TestDoctor(t *testing.T) {
 	r := newRig(t)
 	report := fakeReport{Checks: []string{"platform"}}
 	r.change = func(e *Env) {
-		e.Doctor = func(context.Context) (DoctorReport, error) { return report, nil }
+		e.Doctor = func(context.Context, string) (DoctorReport, error) { return report, nil }
 	}
 	if got := r.run("doctor"); got != (outcome{0, "PASS platform\n", ""}) {
 		t.Errorf("text: %+v", got)

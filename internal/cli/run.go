@@ -33,6 +33,7 @@ func (a *app) runCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVarP(&tag, "tag", "t", builtin, "the snapshot to fork")
+	engineFlag(cmd)
 	f.register(cmd)
 	return cmd
 }

@@ -39,33 +39,47 @@ const settingFlag = "forkd.setting"
 // registerSettings makes the flags of the settings of one scope.
 func registerSettings(f *pflag.FlagSet, scope config.Scope) {
 	for _, s := range config.Table() {
-		if s.Scope != scope {
-			continue
+		if s.Scope == scope {
+			registerSetting(f, s)
 		}
-		help := s.Help + " ($" + s.Env
-		if s.Default != "" {
-			help += "; default " + s.Default
+	}
+}
+
+// engineFlag makes the flag of the engine on a command that can start a daemon or
+// looks at what one would do.
+func engineFlag(cmd *cobra.Command) {
+	for _, s := range config.Table() {
+		if s.Key == "engine" {
+			registerSetting(cmd.Flags(), s)
 		}
-		help += ")"
-		for _, name := range []string{s.Flag, s.Alias} {
-			switch {
-			case name == "":
-			case s.Kind == config.List && s.Key == "prepare":
-				f.StringSlice(name, nil, help)
-			case s.Kind == config.List:
-				f.StringArray(name, nil, help)
-			case s.Kind == config.Number:
-				f.Int(name, 0, help)
-			default:
-				f.String(name, "", help)
-			}
-			if name != "" {
-				_ = f.SetAnnotation(name, settingFlag, []string{s.Key}) // it exists
-			}
+	}
+}
+
+// registerSetting makes the flags of one setting.
+func registerSetting(f *pflag.FlagSet, s config.Setting) {
+	help := s.Help + " ($" + s.Env
+	if s.Default != "" {
+		help += "; default " + s.Default
+	}
+	help += ")"
+	for _, name := range []string{s.Flag, s.Alias} {
+		switch {
+		case name == "":
+		case s.Kind == config.List && s.Key == "prepare":
+			f.StringSlice(name, nil, help)
+		case s.Kind == config.List:
+			f.StringArray(name, nil, help)
+		case s.Kind == config.Number:
+			f.Int(name, 0, help)
+		default:
+			f.String(name, "", help)
 		}
-		if s.Alias != "" {
-			_ = f.MarkHidden(s.Alias) // it exists
+		if name != "" {
+			_ = f.SetAnnotation(name, settingFlag, []string{s.Key}) // it exists
 		}
+	}
+	if s.Alias != "" {
+		_ = f.MarkHidden(s.Alias) // it exists
 	}
 }
 

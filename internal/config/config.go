@@ -176,6 +176,9 @@ func (c *Config) Text(key string) string {
 // List returns the values of a setting, none if nobody set it.
 func (c *Config) List(key string) []string { return c.values[key].Texts }
 
+// Origin tells where the value of a setting comes from.
+func (c *Config) Origin(key string) string { return c.values[key].Origin }
+
 // Int returns the value of a number, or 0 if nobody set it.
 func (c *Config) Int(key string) int {
 	n, err := strconv.Atoi(c.Text(key))

@@ -37,7 +37,7 @@ func Table() []Setting {
 		{Key: "min_free", Flag: "min-free", Env: "FORKD_MIN_FREE", Scope: Daemon, Default: "1G",
 			Help: "disk space that stays free, below which captures and builds are refused: 1024 or 1G (MiB); 0 keeps none", check: checkAmount},
 		{Key: "engine", Flag: "engine", Env: "FORKD_ENGINE", Scope: Daemon, Default: "auto",
-			Help: "what runs sandboxes: auto, qemu"},
+			Help: "what runs sandboxes: auto, kvm, gvisor or qemu; see forkd engine ls", check: checkEngine},
 		{Key: "allow_host", Flag: "allow-host", Env: "FORKD_ALLOW_HOST", Scope: Daemon, Kind: List,
 			Help: "further Host name to accept on loopback without a token (repeatable)"},
 		{Key: "log_level", Flag: "log-level", Env: "FORKD_LOG_LEVEL", Scope: Daemon, Default: "info",
@@ -73,6 +73,14 @@ func checkCount(text string) error {
 		return fmt.Errorf("%d is more than %d", n, maxCount)
 	}
 	return nil
+}
+
+func checkEngine(text string) error {
+	switch text {
+	case "auto", "kvm", "gvisor", "qemu":
+		return nil
+	}
+	return fmt.Errorf("there is no engine %.40q: auto, kvm, gvisor and qemu are there", text)
 }
 
 func checkLevel(text string) error {

@@ -11,7 +11,6 @@ import (
 	"forkd.dev/forkd/internal/cli"
 	"forkd.dev/forkd/internal/doctor"
 	"forkd.dev/forkd/internal/engine"
-	"forkd.dev/forkd/internal/engine/qemu"
 	"forkd.dev/forkd/internal/errdefs"
 	"forkd.dev/forkd/internal/ident"
 	"forkd.dev/forkd/internal/store/metadata"
@@ -19,11 +18,11 @@ import (
 )
 
 // diagnose looks at the host for `forkd doctor`.
-func diagnose(ctx context.Context, dataDir string) (cli.DoctorReport, error) {
-	probe := probeQEMU(ctx)
+func diagnose(ctx context.Context, dataDir, setting string) (cli.DoctorReport, error) {
 	report := doctor.Run(ctx, doctor.Input{
 		Facts:   doctor.Gather(ctx, dataDir),
-		Engines: []doctor.Engine{{Name: qemu.Name, Probe: probe}},
+		Engines: newEngines(dataDir).probeAll(ctx),
+		Setting: setting,
 		DataDir: dataDir,
 		Daemon:  daemonVersion,
 		Leftovers: func(ctx context.Context) ([]string, error) {
@@ -33,20 +32,11 @@ func diagnose(ctx context.Context, dataDir string) (cli.DoctorReport, error) {
 	return report, nil
 }
 
-// probeQEMU starts the driver in a directory of its own, because doctor must work
-// beside a running daemon and before there is a data directory.
-func probeQEMU(ctx context.Context) engine.Probe {
-	dir, err := os.MkdirTemp("", "forkd-doctor-")
-	if err != nil {
-		return engine.Probe{Reason: err.Error(), Remedy: "make room in the directory for temporary files"}
-	}
-	defer os.RemoveAll(dir)
-	d, err := qemu.New(ctx, qemu.Config{Dir: dir, Installation: "doctor"})
-	if err != nil {
-		return engine.Probe{Reason: err.Error(), Remedy: errdefs.Hint(err)}
-	}
-	defer d.Close()
-	return d.Probe(ctx)
+// listEngines looks at the engines for `forkd engine ls`.
+func listEngines(ctx context.Context, dataDir, setting string) (doctor.EngineList, error) {
+	speed := measureKVM(ctx)
+	list := doctor.Engines(doctor.Facts{KVM: speed.KVM, KVMErr: speed.Err}, newEngines(dataDir).probeAll(ctx), setting)
+	return list, ctx.Err()
 }
 
 func daemonVersion(ctx context.Context) (string, error) {
@@ -93,46 +83,53 @@ func cleanup(ctx context.Context, dataDir string, apply bool) ([]string, error) 
 type leftovers struct {
 	dataDir string
 	db      *metadata.DB
-	driver  *qemu.Driver // nil if QEMU is not installed: then nothing of it runs
+	drivers []engine.Driver // of the engines that ran here and still can
 	living  map[string]metadata.Sandbox
 }
 
-func newLeftovers(ctx context.Context, dataDir string, db *metadata.DB) (*leftovers, error) {
+func newLeftovers(ctx context.Context, dataDir string, db *metadata.DB) (_ *leftovers, err error) {
 	l := &leftovers{dataDir: dataDir, db: db, living: map[string]metadata.Sandbox{}}
-	dir := filepath.Join(dataDir, "engine", qemu.Name)
-	if err := os.MkdirAll(dir, 0o711); err != nil {
-		return nil, fmt.Errorf("look for leftovers: %w", err)
+	defer func() {
+		if err != nil {
+			l.close()
+		}
+	}()
+	all := newEngines(dataDir)
+	for _, entry := range all.entries {
+		if _, err := os.Stat(all.dir(entry.name)); err != nil {
+			continue // it never ran here
+		}
+		d, err := all.openOther(ctx, entry.name, db.Installation(), func(string, ...any) {})
+		if err != nil {
+			return nil, err
+		}
+		if d != nil {
+			l.drivers = append(l.drivers, d)
+		}
 	}
-	driver, err := qemu.New(ctx, qemu.Config{Dir: dir, Installation: db.Installation()})
-	if err != nil && !errors.Is(err, errdefs.ErrUnavailable) {
-		return nil, err
-	}
-	l.driver = driver
 	rows, err := db.ListSandboxes(ctx, metadata.SandboxFilter{Life: metadata.Living})
 	if err != nil {
-		l.close()
 		return nil, err
 	}
 	for _, row := range rows {
-		// A sandbox of a private daemon should have ended with it.
-		if row.Session == "" && row.State != "creating" && row.State != "stopping" {
-			l.living[row.ID] = row
+		if adoptable(row) {
+			l.living[machineOf(row)] = row
 		}
 	}
 	return l, nil
 }
 
 func (l *leftovers) close() {
-	if l.driver != nil {
-		_ = l.driver.Close()
+	for _, d := range l.drivers {
+		_ = d.Close()
 	}
 }
 
 // sweep finds processes and directories of no living sandbox.
 func (l *leftovers) sweep(ctx context.Context, apply bool) ([]string, error) {
 	ids := map[string]string{}
-	if l.driver != nil {
-		orphans, err := l.driver.Orphans(ctx)
+	for _, d := range l.drivers {
+		orphans, err := d.Orphans(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -167,8 +164,8 @@ func (l *leftovers) sweep(ctx context.Context, apply bool) ([]string, error) {
 }
 
 func (l *leftovers) remove(ctx context.Context, id, dir string) error {
-	if l.driver != nil {
-		if err := l.driver.Reap(ctx, id, dir); err != nil {
+	for _, d := range l.drivers {
+		if err := d.Reap(ctx, id, dir); err != nil {
 			return err
 		}
 	}

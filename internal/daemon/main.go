@@ -7,6 +7,7 @@ import (
 
 	"forkd.dev/forkd/internal/cli"
 	"forkd.dev/forkd/internal/config"
+	"forkd.dev/forkd/internal/doctor"
 )
 
 // Main runs the command line args (without the program's name) with this
@@ -24,8 +25,8 @@ func Main(ctx context.Context, args []string, version string) int {
 	return cli.Run(ctx, args, cli.Env{
 		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Version: version,
 		SystemConfig: config.SystemFile,
-		StartPrivateDaemon: func(ctx context.Context) (string, func() error, error) {
-			return startPrivate(ctx, dataDir(""))
+		StartPrivateDaemon: func(ctx context.Context, engine string) (string, func() error, error) {
+			return startPrivate(ctx, dataDir(""), engine)
 		},
 		Serve: func(ctx context.Context, o cli.ServeOptions) error {
 			opts := Options{ServeOptions: o, Version: version, Log: os.Stderr}
@@ -38,8 +39,14 @@ func Main(ctx context.Context, args []string, version string) int {
 			opts.DataDir = dataDir(opts.DataDir)
 			return Serve(ctx, opts)
 		},
-		Doctor: func(ctx context.Context) (cli.DoctorReport, error) {
-			return diagnose(ctx, dataDir(""))
+		Doctor: func(ctx context.Context, engine string) (cli.DoctorReport, error) {
+			return diagnose(ctx, dataDir(""), engine)
+		},
+		Engines: func(ctx context.Context, engine string) (doctor.EngineList, error) {
+			return listEngines(ctx, dataDir(""), engine)
+		},
+		InstallEngine: func(ctx context.Context, o cli.InstallOptions) (cli.Installed, error) {
+			return installEngine(ctx, dataDir(""), o)
 		},
 		Cleanup: func(ctx context.Context, o cli.CleanupOptions) ([]string, error) {
 			return cleanup(ctx, dataDir(o.DataDir), o.Apply)

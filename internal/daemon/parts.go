@@ -12,7 +12,6 @@ import (
 
 	"forkd.dev/forkd/internal/buildnet"
 	"forkd.dev/forkd/internal/engine"
-	"forkd.dev/forkd/internal/engine/qemu"
 	"forkd.dev/forkd/internal/errdefs"
 	"forkd.dev/forkd/internal/guest"
 	"forkd.dev/forkd/internal/image"
@@ -63,7 +62,7 @@ func openParts(ctx context.Context, o Options, log *slog.Logger) (_ *parts, err 
 	if p.store, err = snapshot.Open(snapshot.Config{Dir: dir("snapshots")}); err != nil {
 		return nil, err
 	}
-	if p.engine, err = openEngine(ctx, o, dir("engine"), p.journal.Installation(), logf); err != nil {
+	if p.engine, err = openEngine(ctx, o, p.journal, logf); err != nil {
 		return nil, err
 	}
 	cfg := sandbox.Config{
@@ -82,21 +81,26 @@ func openParts(ctx context.Context, o Options, log *slog.Logger) (_ *parts, err 
 	return p, err
 }
 
-// openEngine starts the engine that was asked for; auto is qemu until this
-// version has others.
-func openEngine(ctx context.Context, o Options, dir, installation string, logf func(string, ...any)) (engine.Driver, error) {
-	if o.Engine != "" && o.Engine != "auto" && o.Engine != qemu.Name {
-		return nil, errdefs.WithHint(errdefs.New(errdefs.ErrInvalid, "there is no engine %.40q", o.Engine), "use auto or qemu")
-	}
-	qemuDir := filepath.Join(dir, qemu.Name)
-	if err := os.MkdirAll(qemuDir, 0o711); err != nil {
-		return nil, fmt.Errorf("create engine directory: %w", err)
-	}
+// openEngine starts the engine that is to run sandboxes here.
+func openEngine(ctx context.Context, o Options, db *metadata.DB, logf func(string, ...any)) (engine.Driver, error) {
 	resident, err := residentMax(o.ResidentMax)
 	if err != nil {
 		return nil, err
 	}
-	return qemu.New(ctx, qemu.Config{Dir: qemuDir, Installation: installation, ResidentMaxBytes: resident, Log: logf})
+	all := newEngines(o.DataDir)
+	inUse, err := all.running(ctx, db, logf)
+	if err != nil {
+		return nil, err
+	}
+	name, reason, err := all.pick(ctx, o.Engine, inUse)
+	if err != nil {
+		return nil, err
+	}
+	logf("engine %s: %s", name, reason)
+	if err := all.reapOthers(ctx, name, db, logf); err != nil {
+		return nil, err
+	}
+	return all.open(ctx, name, engineSetup{installation: db.Installation(), residentMaxBytes: resident, logf: logf})
 }
 
 // openJournal opens the journal; a private daemon waits until another one has

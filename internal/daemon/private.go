@@ -24,13 +24,16 @@ const stopPatience = 60 * time.Second
 // It runs in a session of its own, so a Ctrl-C reaches only the command, which
 // then stops it in order; and it reads the pipe that the command holds, so it
 // ends even if the command is killed.
-func startPrivate(ctx context.Context, dataDir string) (socket string, stop func() error, err error) {
+func startPrivate(ctx context.Context, dataDir, engine string) (socket string, stop func() error, err error) {
 	self, err := os.Executable()
 	if err != nil {
 		return "", nil, fmt.Errorf("start private daemon: %w", err)
 	}
 	cmd := exec.Command(self, "serve")
 	cmd.Env = append(os.Environ(), privateEnv+"="+dataDir)
+	if engine != "" {
+		cmd.Args = append(cmd.Args, "--engine", engine)
+	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	var log tailBuffer
 	cmd.Stderr = &log

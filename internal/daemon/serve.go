@@ -50,7 +50,7 @@ func DefaultDataDir(getenv func(string) string) string {
 
 // Serve runs a daemon until ctx ends. Sandboxes go on then, unless it is private.
 func Serve(ctx context.Context, o Options) error {
-	// Whatever the parent left open must not reach a QEMU process.
+	// Whatever the parent left open must not reach a machine's process.
 	if err := unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return fmt.Errorf("serve: mark descriptors: %w", err)
 	}
@@ -98,7 +98,7 @@ func (p *parts) serve(ctx context.Context, o Options, token string, log *slog.Lo
 	}
 	defer os.Remove(socket)
 	handler, err := rest.New(rest.Config{
-		Service: p.service, Token: token, AllowedHosts: o.AllowedHosts, Log: log, Version: o.Version, Closing: ctx,
+		Service: p.service, Token: token, AllowedHosts: o.AllowedHosts, Log: log, Version: o.Version, Engine: p.engine.Name(), Closing: ctx,
 	})
 	if err != nil {
 		return err

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 
-	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/errdefs"
 	"forkd.dev/forkd/internal/linux/cgroup"
 )
@@ -75,52 +74,10 @@ func kvm(f Facts) Check {
 	case f.KVMErr != nil:
 		return notPass(name, Warn, f.KVMErr.Error(), remedyOf(f.KVMErr, "load kvm_intel or kvm_amd, or go on with emulation"))
 	case !f.KVM.Fast():
-		return notPass(name, Warn, kvmSentence(f)+", so a kernel in it would be slower than in an emulator",
+		return notPass(name, Warn, f.speed().String()+", so a kernel in it would be slower than in an emulator",
 			"use a host whose /dev/kvm has hardware virtualization below it, or go on with emulation")
 	}
-	return pass(name, "%s", kvmSentence(f))
-}
-
-func engineCheck(in Input, auto Choice) Check {
-	const name = "engine"
-	if auto.Auto == "" {
-		remedy := "make setup"
-		for _, e := range in.Engines {
-			if e.Probe.Remedy != "" {
-				remedy = e.Probe.Remedy
-			}
-		}
-		return notPass(name, Fail, "no engine works here: "+auto.Reason, remedy)
-	}
-	e, _ := find(in.Engines, auto.Auto)
-	version := e.Probe.Version
-	if version == "" {
-		version = e.Name
-	}
-	return pass(name, "auto = %s (%s, %s), isolation %s", auto.Auto, version, e.Probe.Accelerator, e.Probe.Isolation)
-}
-
-func isolation(in Input, auto Choice) Check {
-	const name = "isolation"
-	e, ok := find(in.Engines, auto.Auto)
-	if !ok {
-		return notPass(name, Skip, "no engine, no isolation", "see the check engine")
-	}
-	detail := string(e.Probe.Isolation)
-	emulated := e.Probe.Isolation == engine.IsolationEmulated
-	if emulated {
-		detail += ": QEMU's own policy calls emulation no security boundary, so the confinement is it"
-	}
-	if len(e.Probe.Confinement) > 0 {
-		detail += "; each machine process has: " + strings.Join(e.Probe.Confinement, ", ")
-	}
-	switch {
-	case len(e.Probe.Lost) > 0:
-		return notPass(name, Warn, detail+"; lost: "+strings.Join(e.Probe.Lost, ", "), "run the daemon as root")
-	case emulated:
-		return notPass(name, Warn, detail, "for hostile code put this host itself into a virtual machine, or use one with hardware virtualization")
-	}
-	return pass(name, "%s", detail)
+	return pass(name, "%s", f.speed().String())
 }
 
 func kernel(f Facts) Check {

@@ -40,8 +40,8 @@ func goodHost() Input {
 				"runc":               {Path: "/r", Version: "runc 1.1"},
 			},
 		},
-		Engines: []Engine{{Name: "qemu", Probe: engine.Probe{
-			Available: true, Version: "QEMU 7.2", Accelerator: "kvm", Isolation: engine.IsolationHardware, Confinement: []string{"seccomp"},
+		Engines: []Engine{{Name: "qemu", Ready: true, Probe: engine.Probe{
+			Available: true, SharesMemory: true, Version: "QEMU 7.2", Accelerator: "kvm", Isolation: engine.IsolationHardware, Confinement: []string{"seccomp"},
 		}}},
 		DataDir:   "/data",
 		Daemon:    func(context.Context) (string, error) { return "1.0", nil },
@@ -69,15 +69,32 @@ func TestVerdicts(t *testing.T) {
 		want   Status
 		detail string
 	}{
-		"other system":      {func(in *Input) { in.Facts.OS = "darwin" }, "platform", Fail, "darwin"},
-		"other Linux":       {func(in *Input) { in.Facts.Distribution = "Fedora 40" }, "platform", Warn, "Fedora 40"},
-		"other processor":   {func(in *Input) { in.Facts.Arch = "arm64" }, "architecture", Fail, "arm64"},
-		"no flag":           {func(in *Input) { in.Facts.CPU.Flags = nil }, "cpu-virtualization", Warn, "neither vmx nor svm"},
-		"no flag in a VM":   {func(in *Input) { in.Facts.CPU.Flags = map[string]bool{"hypervisor": true} }, "cpu-virtualization", Warn, "virtual machine"},
-		"no kvm":            {func(in *Input) { in.Facts.KVMErr = errdefs.WithHint(errdefs.ErrNotFound, "load it") }, "kvm", Warn, "not found"},
-		"slow kvm":          {func(in *Input) { in.Facts.KVM.Instructions = 140_000 }, "kvm", Warn, "1.4 million instructions/s: emulated"},
-		"no engine":         {func(in *Input) { in.Engines[0].Probe = engine.Probe{Reason: "no QEMU", Remedy: "install it"} }, "engine", Fail, "no QEMU"},
-		"no driver":         {func(in *Input) { in.Engines = nil }, "engine", Fail, "the qemu engine is not part of this version"},
+		"other system":    {func(in *Input) { in.Facts.OS = "darwin" }, "platform", Fail, "darwin"},
+		"other Linux":     {func(in *Input) { in.Facts.Distribution = "Fedora 40" }, "platform", Warn, "Fedora 40"},
+		"other processor": {func(in *Input) { in.Facts.Arch = "arm64" }, "architecture", Fail, "arm64"},
+		"no flag":         {func(in *Input) { in.Facts.CPU.Flags = nil }, "cpu-virtualization", Warn, "neither vmx nor svm"},
+		"no flag in a VM": {func(in *Input) { in.Facts.CPU.Flags = map[string]bool{"hypervisor": true} }, "cpu-virtualization", Warn, "virtual machine"},
+		"no kvm":          {func(in *Input) { in.Facts.KVMErr = errdefs.WithHint(errdefs.ErrNotFound, "load it") }, "kvm", Warn, "not found"},
+		"slow kvm":        {func(in *Input) { in.Facts.KVM.Instructions = 140_000 }, "kvm", Warn, "1.4 million instructions/s: emulated"},
+		"no engine":       {func(in *Input) { in.Engines[0].Probe = engine.Probe{Reason: "no QEMU", Remedy: "install it"} }, "engine", Fail, "no QEMU"},
+		"no driver":       {func(in *Input) { in.Engines = nil }, "engine", Fail, "the qemu engine is not part of this version"},
+		"the set one": {func(in *Input) {
+			in.Setting, in.Engines = "gvisor", append(in.Engines, Engine{Name: "gvisor", Probe: engine.Probe{Available: true, Version: "runsc 1", Isolation: engine.IsolationUserKernel}})
+		}, "engine", Pass, "gvisor is set (auto = qemu) (runsc 1, ), isolation user-kernel; each fork is a full copy of the memory"},
+		"the set one's isolation": {func(in *Input) {
+			in.Setting, in.Engines = "gvisor", append(in.Engines, Engine{Name: "gvisor", Probe: engine.Probe{Available: true, Isolation: engine.IsolationUserKernel}})
+		}, "isolation", Pass, "a kernel in user space answers all system calls"},
+		"the set one is broken": {func(in *Input) {
+			in.Setting, in.Engines = "gvisor", append(in.Engines, Engine{Name: "gvisor", Probe: engine.Probe{Reason: "runsc is too old", Remedy: "get another"}})
+		}, "engine", Fail, "gvisor is set and cannot run here: runsc is too old"},
+		"none of that name": {func(in *Input) { in.Setting = "vmware" }, "engine", Fail, `"vmware"`},
+		"auto is set":       {func(in *Input) { in.Setting = "auto" }, "engine", Pass, "auto = qemu"},
+		"another engine works": {func(in *Input) {
+			in.Engines = append(in.Engines, Engine{Name: "gvisor", Probe: engine.Probe{Available: true, Version: "runsc 1", Accelerator: "systrap"}})
+		}, "engine-gvisor", Pass, "works here: runsc 1, systrap"},
+		"another engine does not": {func(in *Input) {
+			in.Engines = append(in.Engines, Engine{Name: "gvisor", Probe: engine.Probe{Reason: "runsc is not installed", Remedy: "install it"}})
+		}, "engine-gvisor", Skip, "runsc is not installed"},
 		"emulation":         {func(in *Input) { in.Engines[0].Probe.Isolation = engine.IsolationEmulated }, "isolation", Warn, "calls emulation no security boundary"},
 		"lost confinement":  {func(in *Input) { in.Engines[0].Probe.Lost = []string{"uid"} }, "isolation", Warn, "lost: uid"},
 		"no isolation":      {func(in *Input) { in.Engines = nil }, "isolation", Skip, "no engine"},
@@ -164,16 +181,13 @@ func TestAuto(t *testing.T) {
 		engines []Engine
 		want    Choice
 	}{
-		"this version on slow kvm": {slow, []Engine{{"qemu", available}}, Choice{"qemu",
-			"/dev/kvm runs kernel code at 1.4 million instructions/s: emulated; the kvm engine is not part of this version; the gvisor engine is not part of this version; so qemu with TCG"}},
-		"kvm": {fast, []Engine{{"qemu", available}, {"kvm", engine.Probe{Available: true}}}, Choice{"kvm",
-			"/dev/kvm runs kernel code at full speed (6000 million instructions/s); so kvm"}},
-		"slow kvm, all built": {slow, []Engine{{"qemu", available}, {"kvm", available}, {"gvisor", engine.Probe{Available: true, Accelerator: "systrap"}}}, Choice{"gvisor",
-			"/dev/kvm runs kernel code at 1.4 million instructions/s: emulated; kvm is not worth it here; so gvisor with SYSTRAP"}},
-		"none": {slow, []Engine{{"qemu", engine.Probe{Reason: "no QEMU"}}}, Choice{"",
-			"/dev/kvm runs kernel code at 1.4 million instructions/s: emulated; the kvm engine is not part of this version; the gvisor engine is not part of this version; qemu cannot run here: no QEMU"}},
+		"this version on slow kvm": {slow, []Engine{{"qemu", true, available}}, Choice{Auto: "qemu", Reason: "/dev/kvm runs kernel code at 1.4 million instructions/s: emulated; the kvm engine is not part of this version; the gvisor engine is not part of this version; so qemu with TCG"}},
+		"kvm":                      {fast, []Engine{{"qemu", true, available}, {"kvm", true, engine.Probe{Available: true}}}, Choice{Auto: "kvm", Reason: "/dev/kvm runs kernel code at full speed (6000 million instructions/s); so kvm"}},
+		"slow kvm, all built":      {slow, []Engine{{"qemu", true, available}, {"kvm", true, available}, {"gvisor", true, engine.Probe{Available: true, Accelerator: "systrap"}}}, Choice{Auto: "gvisor", Reason: "/dev/kvm runs kernel code at 1.4 million instructions/s: emulated; kvm is not worth it here; so gvisor with SYSTRAP"}},
+		"none":                     {slow, []Engine{{"qemu", true, engine.Probe{Reason: "no QEMU"}}}, Choice{Reason: "/dev/kvm runs kernel code at 1.4 million instructions/s: emulated; the kvm engine is not part of this version; the gvisor engine is not part of this version; qemu cannot run here: no QEMU"}},
 	} {
-		if got := Auto(c.facts, c.engines); got != c.want {
+		got := auto(c.facts, c.engines, "")
+		if got.remedy = ""; got != c.want {
 			t.Errorf("%s:\n got %+v\nwant %+v", name, got, c.want)
 		}
 	}
@@ -181,12 +195,13 @@ func TestAuto(t *testing.T) {
 
 // TestJSON pins the names that scripts read.
 func TestJSON(t *testing.T) {
-	r := Report{Engine: Choice{"qemu", "why"}, Checks: []Check{{"kvm", Warn, "slow", "buy"}}}
+	r := Report{Engine: Choice{Auto: "qemu", Reason: "why"}, Checks: []Check{{"kvm", Warn, "slow", "buy"}}, Engines: []EngineInfo{goodHost().Engines[0].Info()}}
 	b, err := json.Marshal(r)
 	if err != nil {
 		t.Fatal(err)
 	}
-	const want = `{"engine":{"auto":"qemu","reason":"why"},"checks":[{"name":"kvm","status":"warn","detail":"slow","remedy":"buy"}]}`
+	const want = `{"engine":{"auto":"qemu","reason":"why"},"checks":[{"name":"kvm","status":"warn","detail":"slow","remedy":"buy"}],"engines":[{"name":"qemu","available":true,"ready":true,"version":"QEMU 7.2",` +
+		`"accelerator":"kvm","isolation":"vm-hardware","shares_memory":true,"reason":"","remedy":""}]}`
 	if string(b) != want {
 		t.Errorf("got  %s\nwant %s", b, want)
 	}
@@ -194,7 +209,7 @@ func TestJSON(t *testing.T) {
 
 func TestText(t *testing.T) {
 	var b strings.Builder
-	r := Report{Engine: Choice{"", "nothing"}, Checks: []Check{{"kvm", Warn, "slow", "buy"}, {"disk", Pass, "big", ""}}}
+	r := Report{Engine: Choice{Reason: "nothing", Setting: "gvisor"}, Checks: []Check{{"kvm", Warn, "slow", "buy"}, {"disk", Pass, "big", ""}}}
 	if err := r.WriteText(&b); err != nil {
 		t.Fatal(err)
 	}
@@ -203,6 +218,7 @@ func TestText(t *testing.T) {
 PASS  disk  big
 
 engine auto: none (nothing)
+engine set:  gvisor
 1 passed, 1 warnings, 0 failed, 0 skipped
 `
 	if b.String() != want {

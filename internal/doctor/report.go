@@ -31,12 +31,18 @@ type Check struct {
 type Choice struct {
 	Auto   string `json:"auto"`
 	Reason string `json:"reason"`
+	// Setting is the engine that is set instead, or "".
+	Setting string `json:"setting,omitempty"`
+
+	remedy string
 }
 
-// Report is the result: {"engine":{"auto","reason"},"checks":[{"name","status","detail","remedy"}]}.
+// Report is the result: {"engine":{"auto","reason","setting"},"checks":[{"name","status","detail","remedy"}],
+// "engines":[...]}, the engines as in EngineInfo.
 type Report struct {
-	Engine Choice  `json:"engine"`
-	Checks []Check `json:"checks"`
+	Engine  Choice       `json:"engine"`
+	Checks  []Check      `json:"checks"`
+	Engines []EngineInfo `json:"engines"`
 }
 
 // Failed tells whether any check failed.
@@ -70,6 +76,9 @@ func (r Report) WriteText(w io.Writer) error {
 		auto = "none"
 	}
 	fmt.Fprintf(&b, "\nengine auto: %s (%s)\n", auto, r.Engine.Reason)
+	if r.Engine.Setting != "" {
+		fmt.Fprintf(&b, "engine set:  %s\n", r.Engine.Setting)
+	}
 	fmt.Fprintf(&b, "%d passed, %d warnings, %d failed, %d skipped\n",
 		r.count(Pass), r.count(Warn), r.count(Fail), r.count(Skip))
 	if _, err := io.WriteString(w, b.String()); err != nil {

@@ -6,6 +6,8 @@ import "context"
 type Input struct {
 	Facts   Facts
 	Engines []Engine
+	// Setting is the engine that is set for the daemon; "" or auto: none.
+	Setting string
 	// DataDir is where images and snapshots are kept.
 	DataDir string
 	// Sizing is what one more sandbox takes.
@@ -42,8 +44,9 @@ func (s Sizing) withDefaults() Sizing {
 // Run judges the input. It blocks only in the two functions it was given.
 func Run(ctx context.Context, in Input) Report {
 	in.Sizing = in.Sizing.withDefaults()
-	auto := Auto(in.Facts, in.Engines)
-	r := Report{Engine: auto, Checks: []Check{
+	engines := Engines(in.Facts, in.Engines, in.Setting)
+	auto := engines.Engine
+	r := Report{Engine: auto, Engines: engines.Engines, Checks: []Check{
 		platform(in.Facts),
 		architecture(in.Facts),
 		virtualization(in.Facts),
@@ -58,6 +61,7 @@ func Run(ctx context.Context, in Input) Report {
 		disk(in),
 		sharedMemory(in.Facts),
 	}}
+	r.Checks = append(r.Checks, otherEngines(in, auto)...)
 	r.Checks = append(r.Checks, tools(in.Facts)...)
 	r.Checks = append(r.Checks, daemon(ctx, in), leftovers(ctx, in))
 	return r

@@ -46,7 +46,7 @@ func FindRunsc(dataDir string) (path, version string, err error) {
 
 // checkRunsc returns the version of a program, if it is a runsc that is new enough.
 func checkRunsc(path string) (string, error) {
-	version, err := runscVersion(path)
+	version, err := runscVersion(path, versionPatience)
 	if err != nil {
 		return "", errdefs.WithHint(errdefs.New(errdefs.ErrUnavailable, "%s does not work: %w", path, err), installHint)
 	}
@@ -64,12 +64,20 @@ func checkRunsc(path string) (string, error) {
 // release-20240729.0, 0.0~20240729.0, v0.0.0-20260905035102-160fafc42237.
 var versionDay = regexp.MustCompile(`20[0-9]{2}(0[1-9]|1[0-2])[0-3][0-9]`)
 
+// versionPatience is how long a program may take to say its version.
+const versionPatience = 10 * time.Second
+
 // runscVersion asks the program. One built by the go command only does not know;
 // what it was built of stands in the file.
-func runscVersion(path string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+func runscVersion(path string, patience time.Duration) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, path, "--version").Output()
+	cmd := exec.CommandContext(ctx, path, "--version")
+	cmd.WaitDelay = time.Second // a child of it may hold its output open
+	out, err := cmd.Output()
+	if ctx.Err() != nil {
+		return "", errdefs.New(errdefs.ErrTimeout, "it did not answer --version within %v", patience)
+	}
 	if err != nil {
 		return "", fmt.Errorf("run it with --version: %w", err)
 	}

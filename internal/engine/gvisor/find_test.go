@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"forkd.dev/forkd/internal/errdefs"
 )
@@ -37,15 +38,24 @@ func TestFindRunscTakesWhatIsNewEnough(t *testing.T) {
 
 func TestFindRunscNamesWhatIsWrong(t *testing.T) {
 	for what, c := range map[string]struct{ script, text string }{
-		"too old":            {`echo "runsc version 0.0~20221219.0"`, "20221219"},
-		"no version":         {`echo "runsc version VERSION_MISSING"`, "VERSION_MISSING"},
-		"another program":    {`echo "hello"`, "no runsc"},
+		"too old":             {`echo "runsc version 0.0~20221219.0"`, "20221219"},
+		"no version":          {`echo "runsc version VERSION_MISSING"`, "VERSION_MISSING"},
+		"another program":     {`echo "hello"`, "no runsc"},
 		"a program that dies": {`exit 3`, "exit status 3"},
 	} {
 		_, _, err := FindRunsc(program(t, c.script))
 		if !errors.Is(err, errdefs.ErrUnavailable) || !strings.Contains(err.Error(), c.text) || errdefs.Hint(err) == "" {
 			t.Errorf("%s: error is %v (hint %q), want class unavailable with %q", what, err, errdefs.Hint(err), c.text)
 		}
+	}
+}
+
+// TestRunscThatHangs: neither it nor a child of it is waited for.
+func TestRunscThatHangs(t *testing.T) {
+	dir := program(t, "sleep 1000")
+	_, err := runscVersion(LocalRunsc(dir), 100*time.Millisecond)
+	if !errors.Is(err, errdefs.ErrTimeout) || !strings.Contains(err.Error(), "did not answer") {
+		t.Errorf("error is %v", err)
 	}
 }
 

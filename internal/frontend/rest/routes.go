@@ -22,6 +22,7 @@ type Config struct {
 	AllowedHosts []string
 	Log          *slog.Logger // nil discards
 	Version      string       // of this build
+	Engine       string       // that the daemon runs
 	// Closing ends when the daemon is about to: requests that would go on without an
 	// end, such as a followed log, end then. Nil means never.
 	Closing context.Context
@@ -34,6 +35,7 @@ type server struct {
 	access  access
 	log     *slog.Logger
 	version string
+	engine  string
 	health  func(context.Context) error
 	closing context.Context
 	replays *replays
@@ -63,7 +65,7 @@ func New(c Config) (http.Handler, error) {
 	if c.Health == nil {
 		c.Health = func(context.Context) error { return nil }
 	}
-	s := &server{svc: c.Service, access: newAccess(c), log: c.Log, version: c.Version, health: c.Health, closing: c.Closing, replays: newReplays(time.Now)}
+	s := &server{svc: c.Service, access: newAccess(c), log: c.Log, version: c.Version, engine: c.Engine, health: c.Health, closing: c.Closing, replays: newReplays(time.Now)}
 	return s.observe(s.guard(s.mux())), nil
 }
 
@@ -183,7 +185,7 @@ func (s *server) getHealth(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *server) getVersion(w http.ResponseWriter, _ *http.Request) error {
-	respond(w, http.StatusOK, api.Version{Version: s.version, API: "v1"})
+	respond(w, http.StatusOK, api.Version{Version: s.version, API: "v1", Engine: s.engine})
 	return nil
 }
 
