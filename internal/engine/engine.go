@@ -147,6 +147,14 @@ type Pooler interface {
 	Pooled(snapshotID string) int
 }
 
+// Limiter is implemented by drivers that can limit a machine after it was made: then a
+// prepared one serves also who asks for limits.
+type Limiter interface {
+	// Limit gives machine id the limits that are not zero. If it fails, some may be in
+	// force and the machine is of no use to who needs them.
+	Limit(ctx context.Context, id string, limits Limits) error
+}
+
 // MemoryMeter is implemented by drivers that can tell what they occupy.
 type MemoryMeter interface {
 	// OccupiedKiB is the host memory of all machines of the driver, prepared ones

@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -249,6 +250,45 @@ func TestLimitsReachTheEngine(t *testing.T) {
 		_, err := w.svc.Fork(w.ctx(), bad, nil)
 		w.wantClass(err, errdefs.ErrInvalid)
 	}
+}
+
+// TestLimitsOfClaimedMachines: a prepared machine, blank or warm, gets the limits of the
+// fork that claims it; one that cannot have them is replaced.
+func TestLimitsOfClaimedMachines(t *testing.T) {
+	w := newWorld(t, func(c *Config) { c.PoolSize = 1 })
+	w.base()
+	w.fork("base", 1)
+	pooled := func() {
+		w.eventually("a blank machine is there", func() bool { return w.driver.Pooled(must(w.svc.Snapshot(w.ctx(), "base")).ID) == 1 })
+	}
+	limits := engine.Limits{MemoryMiB: 256, CPUPercent: 150, PIDs: 64}
+	fork := func(pool PoolKind) {
+		t.Helper()
+		items := must(w.svc.Fork(w.ctx(), Fork{Snapshot: "base", N: 1, MemoryLimitMiB: 256, CPULimitPercent: 150, PIDsLimit: 64}, nil))
+		sb := items[0].Sandbox
+		if got := w.host.Limits(sb.ID); got != limits || sb.Timing.Pool != pool {
+			t.Errorf("a %s machine has limits %+v", sb.Timing.Pool, got)
+		}
+		if got := w.eval(sb.ID, "value"); got != "warm" {
+			t.Errorf("it has %q", got)
+		}
+	}
+	pooled()
+	fork(PoolBlank)
+	pooled()
+	w.script.onFault(func(op fake.Op, _ string) error {
+		if op == fake.OpLimit {
+			return errors.New("scripted")
+		}
+		return nil
+	})
+	fork(PoolNone)
+	w.script.onFault(nil)
+	if _, err := w.svc.SetWarmPool(w.ctx(), "base", 1); err != nil {
+		t.Fatal(err)
+	}
+	w.warmReady(1)
+	fork(PoolWarm)
 }
 
 // specSpy is the fake engine that notes what a restore was asked for.

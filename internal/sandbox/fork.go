@@ -43,7 +43,7 @@ func (s *Service) Fork(ctx context.Context, f Fork, each func(ForkItem)) ([]Fork
 	}
 	defer s.collect(plan.id)
 	defer plan.release()
-	room, err := s.admit(ctx, demand{what: "fork", n: f.N, wait: f.Wait, snapshot: f.poolable(plan.id)})
+	room, err := s.admit(ctx, demand{what: "fork", n: f.N, wait: f.Wait, snapshot: s.poolable(f, plan.id)})
 	if err != nil {
 		return nil, err
 	}
@@ -154,7 +154,7 @@ func (s *Service) newBatch(ctx context.Context, p *plan, f Fork, began time.Time
 	batchID := ident.New("fb")
 	for i := range f.N {
 		c := &child{index: i}
-		if f.poolable(p.id) != "" {
+		if s.poolable(f, p.id) != "" {
 			c.machine, c.link = s.claim(p.id)
 		}
 		id := ident.New(ident.Sandbox)

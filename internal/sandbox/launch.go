@@ -75,7 +75,9 @@ func (b *batch) start(ctx context.Context, c *child) (*entry, error) {
 // restore gives c a machine, unless it claimed one.
 func (b *batch) restore(ctx context.Context, c *child) error {
 	if c.machine != nil {
-		return nil
+		if err := b.limit(ctx, c); err != nil || c.machine != nil {
+			return err
+		}
 	}
 	spec, err := b.s.newSpec(c.info.ID, b.plan.manifest.Shape, b.plan.root, 0)
 	if err != nil {

@@ -28,13 +28,37 @@ func (f Fork) limits() engine.Limits {
 	return engine.Limits{MemoryMiB: f.MemoryLimitMiB, PIDs: f.PIDsLimit, CPUPercent: f.CPULimitPercent}
 }
 
-// poolable returns snapshotID if prepared machines of it will do for f, else "":
-// they were made with the default limits, and a warm one has reseeded its runners.
-func (f Fork) poolable(snapshotID string) string {
-	if f.limits() != (engine.Limits{}) || f.Reseed.Mode == agentwire.ReseedSystem {
+// poolable returns snapshotID if prepared machines of it will do for f, else "": they
+// were made with the default limits, which not every engine can change, and a warm one
+// has reseeded its runners.
+func (s *Service) poolable(f Fork, snapshotID string) string {
+	_, limiter := s.cfg.Engine.(engine.Limiter)
+	if (f.limits() != (engine.Limits{}) && !limiter) || f.Reseed.Mode == agentwire.ReseedSystem {
 		return ""
 	}
 	return snapshotID
+}
+
+// limit gives a machine that c claimed the limits of the call. One that cannot have
+// them is given up: c gets another.
+func (b *batch) limit(ctx context.Context, c *child) error {
+	limits := b.req.limits()
+	if limits == (engine.Limits{}) {
+		return nil
+	}
+	limiter, ok := b.s.cfg.Engine.(engine.Limiter)
+	if ok {
+		err := limiter.Limit(ctx, c.info.ID, limits)
+		if err == nil {
+			return nil
+		}
+		b.s.cfg.Log("%v: it is replaced by a new one", err)
+	}
+	if c.link != nil {
+		c.link.close()
+	}
+	c.machine, c.link, c.info.Timing.Pool = nil, nil, PoolNone
+	return b.s.discard(c.info.ID)
 }
 
 func (s *Service) checkLimits(l engine.Limits) error {

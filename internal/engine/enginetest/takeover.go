@@ -129,6 +129,7 @@ func (s *suite) testPool(t *testing.T) {
 	b := &box{m: m, chain: s.base}
 	s.wake(t, b)
 	s.want(t, b, rootKey, rootText, rootFile, rootText)
+	s.limit(t, b)
 	s.eventually(t, "the pool is full again", func() bool { return p.Pooled(id) == 2 })
 	p.Prepare(s.base, 0, nil)
 	s.eventually(t, "the pool is empty", func() bool { return p.Pooled(id) == 0 && s.count(t) == 1 })
@@ -136,6 +137,25 @@ func (s *suite) testPool(t *testing.T) {
 	s.poolEnds(t, newSpec)
 	_ = b.guest.Close()
 	s.noError(t, "reap", s.d.Reap(s.ctx(t), b.m.ID(), filepath.Join(s.h.Dir, b.m.ID())))
+}
+
+// limit: a machine that was claimed goes on within limits it was not made with.
+func (s *suite) limit(t *testing.T, b *box) {
+	t.Helper()
+	l, ok := s.d.(engine.Limiter)
+	if !ok {
+		return
+	}
+	ctx := s.ctx(t)
+	limits := engine.Limits{MemoryMiB: max(2*s.h.Shape.MemoryMiB, s.d.Probe(ctx).MinMemoryLimitMiB), PIDs: 100, CPUPercent: 90}
+	s.noError(t, "limit a claimed machine", l.Limit(ctx, b.m.ID(), limits))
+	s.noError(t, "ping it", b.guest.Ping(ctx))
+	limits.MemoryMiB *= 4 // up again
+	s.noError(t, "limit it again", l.Limit(ctx, b.m.ID(), limits))
+	s.noError(t, "ping it", b.guest.Ping(ctx))
+	if err := l.Limit(ctx, "sb00000000000000000000", limits); !errors.Is(err, errdefs.ErrNotFound) {
+		t.Errorf("limit a machine that is not there: %v", err)
+	}
 }
 
 // poolEnds: prepared machines end with Forget and with Close; others do not.

@@ -54,6 +54,7 @@ const (
 	OpWrite   Op = "write"   // some artifacts are written
 	OpAdopt   Op = "adopt"
 	OpKill    Op = "kill"
+	OpLimit   Op = "limit"
 	OpReap    Op = "reap"
 	OpOrphans Op = "orphans"
 )
@@ -79,8 +80,9 @@ type Driver struct {
 }
 
 var (
-	_ engine.Driver = (*Driver)(nil)
-	_ engine.Pooler = (*Driver)(nil)
+	_ engine.Driver  = (*Driver)(nil)
+	_ engine.Pooler  = (*Driver)(nil)
+	_ engine.Limiter = (*Driver)(nil)
 )
 
 // New returns a driver.
@@ -240,6 +242,9 @@ func (d *Driver) start(spec engine.Spec, mapped string, c content) (*Machine, er
 	if err != nil {
 		return nil, err
 	}
+	p.mu.Lock()
+	p.limits = spec.Limits
+	p.mu.Unlock()
 	b, err := json.Marshal(record{ID: spec.ID, PID: p.pid})
 	if err == nil {
 		err = os.WriteFile(filepath.Join(spec.Dir, recordFile), b, 0o600)
@@ -285,6 +290,21 @@ func (d *Driver) Reap(ctx context.Context, id, _ string) error {
 	if p := d.cfg.Registry.find(d.cfg.Installation, id); p != nil {
 		p.end("killed")
 	}
+	return nil
+}
+
+// Limit notes the limits of a machine.
+func (d *Driver) Limit(ctx context.Context, id string, limits engine.Limits) error {
+	if err := errors.Join(ctx.Err(), d.fault(OpLimit, id)); err != nil {
+		return fmt.Errorf("limit %s: %w", id, err)
+	}
+	p := d.cfg.Registry.find(d.cfg.Installation, id)
+	if p == nil {
+		return errdefs.New(errdefs.ErrNotFound, "limit %s: there is no such machine", id)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.limits = limits
 	return nil
 }
 

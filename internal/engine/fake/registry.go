@@ -42,6 +42,20 @@ func (r *Registry) Running() []string {
 	return ids
 }
 
+// Limits returns the limits of machine id, as they are now.
+func (r *Registry) Limits(id string) engine.Limits {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for k, p := range r.processes {
+		if k.id == id {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			return p.limits
+		}
+	}
+	return engine.Limits{}
+}
+
 // Crash ends machine id as from outside: the driver is not asked. It reports
 // whether there was one.
 func (r *Registry) Crash(id, reason string) bool {
@@ -116,6 +130,8 @@ type process struct {
 	mu sync.Mutex
 	// +checklocks:mu
 	stored []string // captures since, oldest first
+	// +checklocks:mu
+	limits engine.Limits
 	// +checklocks:mu
 	content content
 	// +checklocks:mu

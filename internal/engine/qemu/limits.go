@@ -64,17 +64,13 @@ func (l limiter) apply(spec engine.Spec, pid int) error {
 		}
 		return nil
 	}
-	limits := cgroup.Limits{
-		MemoryBytes: int64(2*spec.Shape.MemoryMiB+extraMemoryMiB) << 20,
-		PIDs:        defaultPIDs,
+	limits := groupLimits(spec.Limits)
+	if limits.MemoryBytes == 0 {
+		limits.MemoryBytes = int64(2*spec.Shape.MemoryMiB+extraMemoryMiB) << 20
 	}
-	if spec.Limits.MemoryMiB > 0 {
-		limits.MemoryBytes = int64(spec.Limits.MemoryMiB) << 20
+	if limits.PIDs == 0 {
+		limits.PIDs = defaultPIDs
 	}
-	if spec.Limits.PIDs > 0 {
-		limits.PIDs = spec.Limits.PIDs
-	}
-	limits.CPUPercent = spec.Limits.CPUPercent
 	g, err := cgroup.Create(l.parent, spec.ID, limits)
 	if err != nil {
 		return fmt.Errorf("limit %s: %w", spec.ID, err)
@@ -108,6 +104,33 @@ func (d *Driver) freeLimits(ctx context.Context, id string) error {
 	}
 	if err != nil {
 		return fmt.Errorf("remove control group of %s: %w", id, err)
+	}
+	return nil
+}
+
+func groupLimits(l engine.Limits) cgroup.Limits {
+	return cgroup.Limits{MemoryBytes: int64(l.MemoryMiB) << 20, PIDs: l.PIDs, CPUPercent: l.CPUPercent}
+}
+
+var _ engine.Limiter = (*Driver)(nil)
+
+// Limit gives a machine other limits than it was made with.
+func (d *Driver) Limit(_ context.Context, id string, limits engine.Limits) error {
+	d.mu.Lock()
+	m := d.machines[id]
+	d.mu.Unlock()
+	if m == nil {
+		return errdefs.New(errdefs.ErrNotFound, "limit %s: there is no such machine", id)
+	}
+	if d.limits.unavailable != "" {
+		return errdefs.New(errdefs.ErrUnsupported, "limit %s: %s", id, d.limits.unavailable)
+	}
+	g, err := cgroup.Open(d.limits.parent, id)
+	if err == nil {
+		err = g.Change(groupLimits(limits), m.rec.PID)
+	}
+	if err != nil {
+		return fmt.Errorf("limit %s: %w", id, err)
 	}
 	return nil
 }

@@ -117,6 +117,67 @@ func (g *Group) create(layout Layout, limits Limits) error {
 	return g.apply(limits)
 }
 
+// Change gives an existing group other limits; those that are zero stay. pid, which
+// is in the group with all that count, also enters hierarchies that it was not in
+// because nothing was limited there. On an error some limits may have changed.
+func (g *Group) Change(limits Limits, pid int) error {
+	if err := limits.check(); err != nil {
+		return err
+	}
+	layout, err := Describe()
+	if err != nil {
+		return err
+	}
+	controllers, err := limits.controllers(layout)
+	if err == nil {
+		err = g.extend(layout, controllers, pid)
+	}
+	if err == nil && limits.MemoryBytes > 0 {
+		// To raise the limits, that of memory with swap comes first, to lower them last.
+		v := strconv.FormatInt(limits.MemoryBytes, 10)
+		_ = g.set("memory.memsw.limit_in_bytes", "memory.swap.max", v, "0")
+	}
+	if err == nil {
+		err = g.apply(limits)
+	}
+	if err != nil {
+		return fmt.Errorf("change control group %s: %w", g.Name(), err)
+	}
+	return nil
+}
+
+// extend sees to it that the group has all controllers.
+func (g *Group) extend(layout Layout, controllers []string, pid int) error {
+	for _, c := range controllers {
+		h, ok := layout.Controller(c)
+		if !ok {
+			continue
+		}
+		i := slices.IndexFunc(g.dirs, func(d dir) bool {
+			return d.version == h.Version && strings.HasPrefix(d.path, filepath.Clean(h.Mount)+"/")
+		})
+		if i >= 0 {
+			if h.Version == 1 {
+				continue
+			}
+			if err := enable(filepath.Dir(filepath.Dir(g.dirs[i].path)), []string{c}); err != nil {
+				return err
+			}
+			if err := enable(filepath.Dir(g.dirs[i].path), []string{c}); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := g.makeIn(h, []string{c}); err != nil {
+			return err
+		}
+		if err := writeFile(filepath.Join(g.dirs[len(g.dirs)-1].path, "cgroup.procs"), strconv.Itoa(pid)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // makeIn makes the group's directory in h for controllers.
 func (g *Group) makeIn(h Hierarchy, controllers []string) error {
 	base := h.Dir()

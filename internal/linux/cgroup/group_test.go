@@ -98,6 +98,58 @@ func TestMemoryLimitKills(t *testing.T) {
 	}
 }
 
+// TestChange: a group that was made without a limit on processors gets one with its
+// process in it, and its other limits go down and up again.
+func TestChange(t *testing.T) {
+	g := create(t, Limits{MemoryBytes: 512 << 20, PIDs: 100})
+	t.Cleanup(func() { // as it is in the end, not as it was made
+		all, err := Open(g.Parent, g.Leaf)
+		if err == nil {
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			defer cancel()
+			err = all.Remove(ctx)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	cmd := runIn(t, g, `while :; do :; done`)
+	for _, l := range []Limits{{MemoryBytes: 64 << 20, PIDs: 5, CPUPercent: 10}, {MemoryBytes: 1 << 30, CPUPercent: 20}, {PIDs: 50}} {
+		if err := g.Change(l, cmd.Process.Pid); err != nil {
+			t.Fatalf("change to %+v: %v", l, err)
+		}
+	}
+	value := func(v1, v2 string) string {
+		path, _, err := g.find(v1, v2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(string(b))
+	}
+	if got := value("memory.limit_in_bytes", "memory.max"); got != "1073741824" {
+		t.Errorf("memory is limited to %s", got)
+	}
+	if got := value("pids.max", "pids.max"); got != "50" {
+		t.Errorf("processes are limited to %s", got)
+	}
+	if got := value("cpu.cfs_quota_us", "cpu.max"); !strings.HasPrefix(got, "20000") {
+		t.Errorf("processors are limited to %s", got)
+	}
+	if got := strings.Fields(value("cgroup.procs", "cgroup.procs")); len(got) != 1 {
+		t.Errorf("processes %v are in the group", got)
+	}
+	for _, d := range g.dirs {
+		b, err := os.ReadFile(filepath.Join(d.path, "cgroup.procs"))
+		if err != nil || strings.TrimSpace(string(b)) != fmt.Sprint(cmd.Process.Pid) {
+			t.Errorf("%s has processes %q, %v", d.path, b, err)
+		}
+	}
+}
+
 func TestMemoryCurrent(t *testing.T) {
 	g := create(t, Limits{MemoryBytes: 256 << 20})
 	runIn(t, g, `{ head -c 104857600 /dev/zero; exec sleep 100; } | tail -c 104857600 >/dev/null`)
