@@ -21,7 +21,7 @@ import (
 func (a *app) benchCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
-		Short: "Measure forks, rollouts, branches and rollbacks on this machine",
+		Short: "Measure forks, rollouts, branches, rollbacks and user code on this machine",
 		Long:  "Measure from the caller's side, next to baselines on the same machine.\nIf no daemon runs, a private one is started for this time. Measure on a quiet machine.",
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
@@ -31,6 +31,7 @@ func (a *app) benchCommand() *cobra.Command {
 	for _, sub := range cmd.Commands() {
 		engineFlag(sub)
 	}
+	cmd.AddCommand(a.benchGuestCommand()) // which measures all of them
 	return cmd
 }
 
@@ -126,7 +127,7 @@ func (a *app) benchRollouts(ctx context.Context, o bench.RolloutOptions, out, co
 func commandLine(cmd *cobra.Command) string {
 	line := cmd.CommandPath()
 	for _, name := range []string{"count", "sweep", "tag", "runs", "memory", "pool", "baselines", "concurrency",
-		"mode", "dirty", "children", "freeze", "full", "pages", "checkpoints", "depth", "layer", "branching", "cold"} {
+		"mode", "dirty", "children", "freeze", "full", "pages", "checkpoints", "depth", "layer", "branching", "cold", "rounds", "engine", "engines"} {
 		if f := cmd.Flags().Lookup(name); f != nil && f.Changed {
 			line += fmt.Sprintf(" --%s %s", name, strings.Trim(f.Value.String(), "[]"))
 		}

@@ -29,8 +29,16 @@ func runCaptureBench[R any](cmd *cobra.Command, a *app, b captureBench[R]) error
 	if err != nil {
 		return err
 	}
-	report, err := b.measure(cmd.Context(), cfg)
-	done()
+	return writeBench(a, b, func() (*R, error) {
+		report, err := b.measure(cmd.Context(), cfg)
+		done()
+		return report, err
+	})
+}
+
+// writeBench measures and writes down what it gave.
+func writeBench[R any](a *app, b captureBench[R], measure func() (*R, error)) error {
+	report, err := measure()
 	if report == nil {
 		return err
 	}

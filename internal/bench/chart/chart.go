@@ -66,6 +66,32 @@ func Bars(t Text, labels []string, values []float64) ([]byte, error) {
 	return render(t, func(p *charts.Painter) error { return p.BarChart(opt) })
 }
 
+// Groups draws for each label one bar of each series, side by side.
+func Groups(t Text, labels []string, series []Series) ([]byte, error) {
+	data := make([][]float64, len(series))
+	names := make([]string, len(series))
+	for i, s := range series {
+		if len(s.Values) != len(labels) {
+			return nil, fmt.Errorf("draw %s: %d values of %s for %d labels", t.Title, len(s.Values), s.Name, len(labels))
+		}
+		data[i], names[i] = s.Values, s.Name
+	}
+	if len(series) == 0 || len(labels) == 0 {
+		return nil, fmt.Errorf("draw %s: nothing to draw", t.Title)
+	}
+	opt := charts.NewBarChartOptionWithData(data)
+	opt.Title = title(t)
+	opt.Legend = charts.LegendOption{SeriesNames: names, Offset: charts.OffsetStr{Left: "right"}, Show: charts.Ptr(true)}
+	opt.CategoryAxis.Labels = labels
+	opt.ValueAxis = []charts.ValueAxisOption{{Title: t.Y, Min: charts.Ptr(0.0)}}
+	for i := range opt.SeriesList {
+		opt.SeriesList[i].Label.Show = charts.Ptr(true)
+		opt.SeriesList[i].Label.ValueFormatter = number
+	}
+	opt.ValueFormatter = number
+	return render(t, func(p *charts.Painter) error { return p.BarChart(opt) })
+}
+
 func title(t Text) charts.TitleOption {
 	return charts.TitleOption{Text: t.Title, Subtext: t.Subtitle}
 }
