@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/engine/memimage"
 	"forkd.dev/forkd/internal/errdefs"
 	"forkd.dev/forkd/internal/linux"
 )
@@ -53,14 +54,14 @@ type capture struct {
 	spec   engine.CaptureSpec
 	parent mark
 	ram    linux.Mapping
-	view   memoryView // of the parent
-	arena  []byte     // room for the copied pages
+	view   memimage.View // of the parent
+	arena  []byte        // room for the copied pages
 	runs   []linux.PageRun
 	next   *nextOverlay // of a source that goes on
 }
 
 func (c *capture) close() {
-	c.view.close()
+	c.view.Close()
 	_ = linux.Free(c.arena)
 	if c.next != nil {
 		c.next.files.close()
@@ -108,7 +109,7 @@ func (c *capture) prepare(ctx context.Context) (err error) {
 	if c.ram, err = c.m.ram(); err != nil {
 		return err
 	}
-	if c.view, err = c.m.parentView(c.spec.Parent); err != nil {
+	if c.view, err = c.m.d.images.View(c.spec.Parent, c.m.rec.Shape.MemoryMiB); err != nil {
 		return err
 	}
 	runs, err := linux.PrivatePages(c.m.rec.PID, c.ram)

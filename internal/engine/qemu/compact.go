@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"forkd.dev/forkd/internal/engine"
-	"forkd.dev/forkd/internal/layerfmt"
+	"forkd.dev/forkd/internal/engine/memimage"
 	"forkd.dev/forkd/internal/linux"
 )
 
@@ -22,8 +22,8 @@ var _ engine.Compactor = (*Driver)(nil)
 // replaced.
 func (d *Driver) Compact(ctx context.Context, chain []engine.State, dir string) ([]engine.Artifact, error) {
 	last := chain[len(chain)-1]
-	memory, err := compactMemory(ctx, chain, filepath.Join(dir, memoryArtifact+".tmp"))
-	if err != nil {
+	memory := filepath.Join(dir, memoryArtifact+".tmp")
+	if err := memimage.Merge(ctx, chain, memory); err != nil {
 		return nil, fmt.Errorf("compact memory of %s: %w", last.ID, err)
 	}
 	disks, err := compactDisks(ctx, chain, dir)
@@ -40,48 +40,6 @@ func (d *Driver) Compact(ctx context.Context, chain []engine.State, dir string) 
 	}
 	artifacts, _, err := listArtifacts(dir, disks)
 	return artifacts, err
-}
-
-func compactMemory(ctx context.Context, chain []engine.State, path string) (string, error) {
-	layers, err := openLayers(chain, 0)
-	if err != nil {
-		return "", err
-	}
-	defer layers.close()
-	ranges, err := layerfmt.Plan(layers.readers)
-	if err != nil {
-		return "", err
-	}
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	w, err := layerfmt.NewWriter(f, layerfmt.Header{Units: layers.readers[0].Header().Units})
-	if err != nil {
-		return "", err
-	}
-	buf := make([]byte, layerChunk)
-	for _, r := range ranges {
-		if r.Layer == layerfmt.ZeroLayer {
-			continue
-		}
-		for done := uint64(0); done < r.Count; {
-			if err := ctx.Err(); err != nil {
-				return "", err
-			}
-			n := min(uint64(len(buf))/linux.PageSize, r.Count-done)
-			b := buf[:n*linux.PageSize]
-			if _, err := layers.files[r.Layer].ReadAt(b, r.Offset+int64(done)*linux.PageSize); err != nil {
-				return "", err
-			}
-			if err := w.Put(r.Unit+done, b); err != nil {
-				return "", err
-			}
-			done += n
-		}
-	}
-	return path, w.Close()
 }
 
 // compactDisks gathers the disk layers of all states in dir, lowest first.

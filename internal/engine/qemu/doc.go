@@ -7,7 +7,7 @@
 // network, limits.
 //
 // Memory. Every machine maps one sealed memfd privately: for a boot an empty one,
-// for a fork the *resident image* of its snapshot, all layers merged (resident.go).
+// for a fork the *resident image* of its snapshot, all layers merged (internal/engine/memimage).
 // A capture stores the pages that are no longer those of that file. Nobody can
 // write a sealed file, so an escaped guest cannot change its siblings.
 //

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/engine/memimage"
 	"forkd.dev/forkd/internal/errdefs"
 	"forkd.dev/forkd/internal/ident"
 	"forkd.dev/forkd/internal/linux"
@@ -23,7 +24,7 @@ const Name = "qemu"
 
 // Artifact kinds and formats this engine writes.
 const (
-	kindMemory = "memory"
+	kindMemory = memimage.KindMemory
 	kindDisk   = "disk"
 	kindDevice = "device"
 
@@ -58,9 +59,9 @@ type Driver struct {
 	emptyDir string
 	isRoot   bool
 
-	residents residents
-	pool      pool
-	limits    limiter
+	images *memimage.Images
+	pool   pool
+	limits limiter
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -106,8 +107,8 @@ func New(ctx context.Context, cfg Config) (*Driver, error) {
 	d := &Driver{
 		cfg: cfg, binary: binary, version: version, tscKHz: tsc, bootID: bootID,
 		emptyDir: empty, isRoot: os.Geteuid() == 0,
-		residents: residents{images: map[string]*resident{}, maxBytes: cfg.ResidentMaxBytes},
-		machines:  map[string]*Machine{},
+		images:   memimage.NewImages(cfg.ResidentMaxBytes),
+		machines: map[string]*Machine{},
 	}
 	d.limits = newLimiter(cfg.Installation)
 	d.ctx, d.cancel = context.WithCancel(context.Background())
@@ -200,7 +201,7 @@ func (d *Driver) CheckCompat(c engine.Compat) error {
 // Forget drops the resident image and the prepared machines of a snapshot.
 func (d *Driver) Forget(snapshotID string) {
 	d.pool.drop(snapshotID)
-	d.residents.forget(snapshotID)
+	d.images.Forget(snapshotID)
 	d.mu.Lock()
 	machines := make([]*Machine, 0, len(d.machines))
 	for _, m := range d.machines {
@@ -229,7 +230,7 @@ func (d *Driver) Close() error {
 	for _, m := range machines {
 		m.closeConnections()
 	}
-	d.residents.close()
+	d.images.Close()
 	return nil
 }
 
@@ -248,7 +249,7 @@ func (d *Driver) ended(m *Machine) {
 		delete(d.machines, m.rec.ID)
 	}
 	d.mu.Unlock()
-	d.trimResidents()
+	d.images.Trim(d.mapped)
 }
 
 // Uids of machines are taken from a range that no distribution hands out
@@ -317,7 +318,7 @@ func (d *Driver) adoptMemory(rec record) {
 		_ = f.Close()
 		return
 	}
-	d.residents.put(rec.MappedID, f)
+	d.images.Put(rec.MappedID, f)
 }
 
 // Orphans lists the machines of this installation that have a process.

@@ -6,6 +6,7 @@ import (
 	"io"
 
 	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/engine/memimage"
 	"forkd.dev/forkd/internal/errdefs"
 )
 
@@ -26,7 +27,7 @@ func (d *Driver) CheckState(s engine.State, shape engine.Shape) error {
 			return errdefs.New(errdefs.ErrCorrupt, "artifact %s of %s is a %.40q of format %.40q", a.Name, s.ID, a.Kind, a.Format)
 		}
 	}
-	files, err := openArtifacts(s, kindDisk)
+	files, err := memimage.OpenArtifacts(s, kindDisk)
 	defer func() {
 		for _, f := range files {
 			_ = f.Close()

@@ -2,9 +2,9 @@ package qemu
 
 import (
 	"fmt"
-	"sort"
 
 	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/engine/memimage"
 	"forkd.dev/forkd/internal/layerfmt"
 	"forkd.dev/forkd/internal/linux"
 )
@@ -21,32 +21,30 @@ const maxInjectedPages = 1000
 // base returns the index in chain of the snapshot whose resident image the last
 // one is forked from: the nearest that has one already, or else the root-most,
 // among those near enough.
-func (r *residents) base(chain []engine.State, layers layerChain) int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+func (d *Driver) base(chain []engine.State, layers memimage.Layers) int {
 	units := uint64(0)
 	for i := len(chain) - 1; ; i-- {
-		if r.images[chain[i].ID] != nil {
+		if d.images.Has(chain[i].ID) {
 			return i
 		}
-		stats := layers.readers[i].Stats()
+		stats := layers.Readers[i].Stats()
 		units += stats.DataUnits + stats.ZeroUnits
-		if i == 0 || layers.readers[i].Header().Parent == "" || units > maxInjectedPages {
+		if i == 0 || layers.Readers[i].Header().Parent == "" || units > maxInjectedPages {
 			return i
 		}
 	}
 }
 
 // inject writes the pages of the layers above base into the stopped machine.
-func (m *Machine) inject(layers layerChain, base int) error {
-	if base == len(layers.readers)-1 {
+func (m *Machine) inject(layers memimage.Layers, base int) error {
+	if base == len(layers.Readers)-1 {
 		return nil
 	}
 	ram, err := m.ram()
 	if err != nil {
 		return err
 	}
-	ranges, err := layerfmt.Plan(layers.readers)
+	ranges, err := layerfmt.Plan(layers.Readers)
 	if err != nil {
 		return err
 	}
@@ -55,7 +53,7 @@ func (m *Machine) inject(layers layerChain, base int) error {
 			continue
 		}
 		buf := make([]byte, r.Count*linux.PageSize)
-		if _, err := layers.files[r.Layer].ReadAt(buf, r.Offset); err != nil {
+		if _, err := layers.Files[r.Layer].ReadAt(buf, r.Offset); err != nil {
 			return fmt.Errorf("read memory layer %d: %w", r.Layer, err)
 		}
 		if err := linux.WriteProcess(m.rec.PID, ram.Start+r.Unit*linux.PageSize, buf); err != nil {
@@ -67,15 +65,15 @@ func (m *Machine) inject(layers layerChain, base int) error {
 
 // injectZeros writes the pages that a layer above base made zero. Other zeros of
 // the plan are zero in the base, too.
-func (m *Machine) injectZeros(layers layerChain, base int, ranges []layerfmt.Range, ram linux.Mapping) error {
+func (m *Machine) injectZeros(layers memimage.Layers, base int, ranges []layerfmt.Range, ram linux.Mapping) error {
 	zeros := make([]byte, linux.PageSize)
-	for _, l := range layers.readers[base+1:] {
+	for _, l := range layers.Readers[base+1:] {
 		for _, e := range l.Extents() {
 			if e.Kind != layerfmt.Zero {
 				continue
 			}
 			for u := e.Unit; u < e.End(); u++ {
-				if rangeOf(ranges, u).Layer != layerfmt.ZeroLayer {
+				if memimage.RangeOf(ranges, u).Layer != layerfmt.ZeroLayer {
 					continue
 				}
 				if err := linux.WriteProcess(m.rec.PID, ram.Start+u*linux.PageSize, zeros); err != nil {
@@ -85,10 +83,4 @@ func (m *Machine) injectZeros(layers layerChain, base int, ranges []layerfmt.Ran
 		}
 	}
 	return nil
-}
-
-// rangeOf finds the range of a plan that holds unit u; plans have no gaps.
-func rangeOf(ranges []layerfmt.Range, u uint64) layerfmt.Range {
-	i := sort.Search(len(ranges), func(i int) bool { return ranges[i].Unit+ranges[i].Count > u })
-	return ranges[i]
 }

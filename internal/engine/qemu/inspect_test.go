@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/engine/memimage"
 )
 
 // inspectProcess checks on a running fork what an escaped guest could do: it is
@@ -144,7 +145,7 @@ func inspectDescriptors(t *testing.T, proc string, chain []engine.State) {
 		if err != nil || !info.Mode().IsRegular() || strings.HasPrefix(target, "anon_inode:") {
 			continue
 		}
-		if strings.HasPrefix(target, "/memfd:"+memoryName) {
+		if strings.HasPrefix(target, "/memfd:"+memimage.FileName) {
 			sealed++
 			if f, err := os.OpenFile(link, os.O_RDWR, 0); err == nil {
 				if _, err := f.WriteAt([]byte{1}, 0); err == nil {

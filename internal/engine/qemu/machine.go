@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/engine/memimage"
 	"forkd.dev/forkd/internal/errdefs"
 	"forkd.dev/forkd/internal/linux"
 )
@@ -418,7 +419,7 @@ func (m *Machine) ram() (linux.Mapping, error) {
 	}
 	want := uint64(m.rec.Shape.MemoryMiB) << 20
 	for _, mp := range maps {
-		if strings.HasPrefix(mp.Path, "/memfd:"+memoryName) && mp.End-mp.Start == want {
+		if strings.HasPrefix(mp.Path, "/memfd:"+memimage.FileName) && mp.End-mp.Start == want {
 			return mp, nil
 		}
 	}

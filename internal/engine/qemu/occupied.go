@@ -2,7 +2,6 @@ package qemu
 
 import (
 	"errors"
-	"syscall"
 
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/errdefs"
@@ -20,7 +19,7 @@ func (d *Driver) OccupiedKiB() (int64, error) {
 		pids = append(pids, m.rec.PID)
 	}
 	d.mu.Unlock()
-	total := d.residents.occupiedKiB()
+	total := d.images.OccupiedKiB()
 	for _, pid := range pids {
 		kib, err := linux.ReadPrivateKiB(pid)
 		if errors.Is(err, errdefs.ErrNotFound) {
@@ -32,25 +31,4 @@ func (d *Driver) OccupiedKiB() (int64, error) {
 		total += kib
 	}
 	return total, nil
-}
-
-// occupiedKiB sums the pages of the images that are finished.
-func (r *residents) occupiedKiB() int64 {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var bytes int64
-	for _, img := range r.images {
-		bytes += img.bytes.Load()
-	}
-	return bytes / 1024
-}
-
-// measureLocked notes what the finished image occupies; a hole occupies nothing.
-func (i *resident) measureLocked() {
-	if i.file == nil {
-		return
-	}
-	if st, err := i.file.Stat(); err == nil {
-		i.bytes.Store(st.Sys().(*syscall.Stat_t).Blocks * 512)
-	}
 }

@@ -9,13 +9,14 @@ import (
 	"path/filepath"
 
 	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/engine/memimage"
 	"forkd.dev/forkd/internal/errdefs"
 	"forkd.dev/forkd/internal/linux"
 )
 
 // Boot starts a machine from its root file system.
 func (d *Driver) Boot(ctx context.Context, spec engine.Spec) (engine.Machine, error) {
-	memory, err := emptyMemory(spec.Shape.MemoryMiB)
+	memory, err := memimage.Empty(spec.Shape.MemoryMiB)
 	if err != nil {
 		return nil, fmt.Errorf("boot %s: %w", spec.ID, err)
 	}
@@ -42,17 +43,17 @@ func (d *Driver) Restore(ctx context.Context, spec engine.Spec, chain []engine.S
 }
 
 func (d *Driver) restore(ctx context.Context, spec engine.Spec, chain []engine.State) (*Machine, error) {
-	layers, err := openLayers(chain, int64(spec.Shape.MemoryMiB)<<20)
+	layers, err := memimage.OpenLayers(chain, int64(spec.Shape.MemoryMiB)<<20)
 	if err != nil {
 		return nil, err
 	}
-	defer layers.close()
-	base := d.residents.base(chain, layers)
-	memory, release, err := d.residents.get(ctx, chain[:base+1], spec.Shape.MemoryMiB)
+	defer layers.Close()
+	base := d.base(chain, layers)
+	memory, release, err := d.images.Get(ctx, chain[:base+1], spec.Shape.MemoryMiB)
 	if err != nil {
 		return nil, err
 	}
-	defer d.trimResidents() // after the release: it was built, or will be unmapped again
+	defer d.images.Trim(d.mapped) // after the release: it was built, or will be unmapped again
 	defer release()
 	m, err := d.launch(ctx, spec, launchPlan{memory: memory, mapped: chain[base].ID, chain: chain})
 	if err != nil {
@@ -176,7 +177,7 @@ func (p *process) open(spec engine.Spec, chain []engine.State) ([]*os.File, erro
 	}
 	p.disks = append(p.disks, diskFile{file: base, format: "raw"})
 	for _, s := range chain {
-		layers, err := openArtifacts(s, kindDisk)
+		layers, err := memimage.OpenArtifacts(s, kindDisk)
 		files = append(files, layers...)
 		if err != nil {
 			return files, err
@@ -215,7 +216,7 @@ func (o overlayFiles) close() {
 // agent's port is connected first: a port that has no peer at load can stay
 // throttled with a half-sent message.
 func (m *Machine) load(ctx context.Context, s engine.State) error {
-	state, err := openArtifact(s, kindDevice)
+	state, err := memimage.OpenArtifact(s, kindDevice)
 	if err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package qemu
+package memimage
 
 import (
 	"slices"
@@ -11,16 +11,16 @@ import (
 // that a machine maps or a call uses.
 func TestSurplus(t *testing.T) {
 	const mib = 1 << 20
-	r := &residents{images: map[string]*resident{}, maxBytes: 2 * mib}
+	r := NewImages(2 * mib)
 	filled := func(id string) {
-		f, err := linux.MemFile(memoryName, mib)
+		f, err := linux.MemFile(FileName, mib)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if _, err := f.WriteAt(slices.Repeat([]byte{1}, mib), 0); err != nil {
 			t.Fatal(err)
 		}
-		r.put(id, f)
+		r.Put(id, f)
 	}
 	for _, id := range []string{"a", "b", "c", "d"} {
 		filled(id)
@@ -32,7 +32,7 @@ func TestSurplus(t *testing.T) {
 		slices.Sort(out)
 		return out
 	}
-	f, release := r.peek("a") // a is in use, and so the youngest
+	f, release := r.Peek("a") // a is in use, and so the youngest
 	if f == nil {
 		t.Fatal("a is not built")
 	}
@@ -54,10 +54,10 @@ func TestSurplus(t *testing.T) {
 	if gone := r.surplus(map[string]int{"b": 1, "e": 1}); len(gone) != 1 {
 		t.Errorf("%d are gone, want a", len(gone))
 	}
-	if f, release := r.peek("a"); f != nil {
+	if f, release := r.Peek("a"); f != nil {
 		t.Error("a is still there")
 	} else {
 		release()
 	}
-	r.close()
+	r.Close()
 }
