@@ -15,13 +15,18 @@ import (
 // ListenUnix creates a listening unix socket at path and returns its descriptor,
 // for passing to another process. The socket file has mode 0600. The caller owns
 // the file; closing it does not remove path.
-func ListenUnix(path string) (*os.File, error) {
+func ListenUnix(path string) (*os.File, error) { return listen("unix", path) }
+
+// ListenPackets is ListenUnix for a socket of packets (SOCK_SEQPACKET).
+func ListenPackets(path string) (*os.File, error) { return listen("unixpacket", path) }
+
+func listen(network, path string) (*os.File, error) {
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
 	defer dir.Close()
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: shortPath(dir, path), Net: "unix"})
+	l, err := net.ListenUnix(network, &net.UnixAddr{Name: shortPath(dir, path), Net: network})
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
@@ -38,14 +43,21 @@ func ListenUnix(path string) (*os.File, error) {
 }
 
 // DialUnix connects to the unix socket at path.
-func DialUnix(ctx context.Context, path string) (*net.UnixConn, error) {
+func DialUnix(ctx context.Context, path string) (*net.UnixConn, error) { return dial(ctx, "unix", path) }
+
+// DialPackets is DialUnix for a socket of packets (SOCK_SEQPACKET).
+func DialPackets(ctx context.Context, path string) (*net.UnixConn, error) {
+	return dial(ctx, "unixpacket", path)
+}
+
+func dial(ctx context.Context, network, path string) (*net.UnixConn, error) {
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
 		return nil, fmt.Errorf("dial %s: %w", path, err)
 	}
 	defer dir.Close()
 	var d net.Dialer
-	c, err := d.DialContext(ctx, "unix", shortPath(dir, path))
+	c, err := d.DialContext(ctx, network, shortPath(dir, path))
 	if err != nil {
 		return nil, fmt.Errorf("dial %s: %w", path, err)
 	}
