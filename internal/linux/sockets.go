@@ -43,7 +43,9 @@ func listen(network, path string) (*os.File, error) {
 }
 
 // DialUnix connects to the unix socket at path.
-func DialUnix(ctx context.Context, path string) (*net.UnixConn, error) { return dial(ctx, "unix", path) }
+func DialUnix(ctx context.Context, path string) (*net.UnixConn, error) {
+	return dial(ctx, "unix", path)
+}
 
 // DialPackets is DialUnix for a socket of packets (SOCK_SEQPACKET).
 func DialPackets(ctx context.Context, path string) (*net.UnixConn, error) {

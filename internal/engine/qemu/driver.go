@@ -13,7 +13,9 @@ import (
 	"time"
 
 	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/engine/limit"
 	"forkd.dev/forkd/internal/engine/memimage"
+	"forkd.dev/forkd/internal/engine/warm"
 	"forkd.dev/forkd/internal/errdefs"
 	"forkd.dev/forkd/internal/ident"
 	"forkd.dev/forkd/internal/linux"
@@ -60,8 +62,8 @@ type Driver struct {
 	isRoot   bool
 
 	images *memimage.Images
-	pool   pool
-	limits limiter
+	pool   *warm.Pool
+	limits limit.Limiter
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -110,9 +112,9 @@ func New(ctx context.Context, cfg Config) (*Driver, error) {
 		images:   memimage.NewImages(cfg.ResidentMaxBytes),
 		machines: map[string]*Machine{},
 	}
-	d.limits = newLimiter(cfg.Installation)
+	d.limits = limit.New(cfg.Installation)
 	d.ctx, d.cancel = context.WithCancel(context.Background())
-	d.pool.init(d)
+	d.pool = warm.New(d.restoreAhead, cfg.Log)
 	return d, nil
 }
 
@@ -152,7 +154,7 @@ func (d *Driver) Probe(context.Context) engine.Probe {
 	c := confinement{root: d.isRoot}
 	lost := c.lost()
 	applied := c.applied()
-	if l := d.limits.lost(); l != "" {
+	if l := d.limits.Lost(); l != "" {
 		lost = append(lost, l)
 	} else {
 		applied = append(applied, "cgroup limits on memory and processes")
@@ -200,7 +202,7 @@ func (d *Driver) CheckCompat(c engine.Compat) error {
 
 // Forget drops the resident image and the prepared machines of a snapshot.
 func (d *Driver) Forget(snapshotID string) {
-	d.pool.drop(snapshotID)
+	d.pool.Drop(snapshotID)
 	d.images.Forget(snapshotID)
 	d.mu.Lock()
 	machines := make([]*Machine, 0, len(d.machines))
@@ -217,9 +219,8 @@ func (d *Driver) Forget(snapshotID string) {
 
 // Close ends the pool and the driver's goroutines. Machines go on.
 func (d *Driver) Close() error {
-	d.pool.close()
+	d.pool.Close()
 	d.cancel()
-	<-d.pool.done
 	d.group.Wait()
 	d.mu.Lock()
 	machines := make([]*Machine, 0, len(d.machines))
@@ -357,7 +358,7 @@ func (d *Driver) Reap(ctx context.Context, id, _ string) error {
 			return fmt.Errorf("reap %s: %w", id, err)
 		}
 	}
-	return d.freeLimits(ctx, id)
+	return d.limits.Free(ctx, id)
 }
 
 // eachProcess calls fn with the command line of every process of the host.

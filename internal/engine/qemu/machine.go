@@ -150,7 +150,7 @@ func (m *Machine) watch(ctx context.Context) {
 			}
 		}
 	}
-	oom := m.d.oomKilled(m.rec.ID)
+	oom := m.d.limits.OOMKilled(m.rec.ID)
 	m.mu.Lock()
 	switch {
 	case m.killed:
@@ -328,7 +328,7 @@ func (m *Machine) Kill(ctx context.Context) error {
 func (m *Machine) killLocked(ctx context.Context) error {
 	select {
 	case <-m.done:
-		return m.d.freeLimits(ctx, m.rec.ID)
+		return m.d.limits.Free(ctx, m.rec.ID)
 	default:
 	}
 	m.mu.Lock()
@@ -340,7 +340,7 @@ func (m *Machine) killLocked(ctx context.Context) error {
 	if err := m.awaitEnd(ctx); err != nil {
 		return fmt.Errorf("kill machine %s: %w", m.rec.ID, err)
 	}
-	return m.d.freeLimits(ctx, m.rec.ID)
+	return m.d.limits.Free(ctx, m.rec.ID)
 }
 
 // awaitEnd waits for the end of the process, also if the driver has closed and

@@ -33,8 +33,8 @@ func (d *Driver) Restore(ctx context.Context, spec engine.Spec, chain []engine.S
 	if len(chain) == 0 {
 		return nil, errdefs.New(errdefs.ErrInvalid, "restore %s: no state given", spec.ID)
 	}
-	d.pool.busy(1)
-	defer d.pool.busy(-1)
+	d.pool.Busy(1)
+	defer d.pool.Busy(-1)
 	m, err := d.restore(ctx, spec, chain)
 	if err != nil {
 		return nil, fmt.Errorf("restore %s from %s: %w", spec.ID, chain[len(chain)-1].ID, err)
@@ -134,7 +134,7 @@ func (m *Machine) register(ctx context.Context, spec engine.Spec, plan launchPla
 		m.rec.ForkedID = plan.chain[len(plan.chain)-1].ID
 	}
 	m.d.track(m)
-	err = m.d.limits.apply(spec, pid)
+	err = m.d.limit(spec, pid)
 	if err == nil {
 		err = writeRecord(spec.Dir, m.rec)
 	}
