@@ -31,26 +31,22 @@ const (
 func (p part) importPath() string { return module + "/" + p.pkg }
 
 // build makes all files of L1.
-func build(ctx context.Context, o options, parts []part) (*machine, error) {
-	m := &machine{opts: o}
-	var err error
-	if m.vmlinuz, err = one(filepath.Join(o.kernel, "boot/vmlinuz-*")); err != nil {
-		return nil, err
-	}
-	if m.initramfs, err = buildInitramfs(ctx, o); err != nil {
-		return nil, fmt.Errorf("build the initramfs of L1: %w", err)
+func (m *machine) build(ctx context.Context, parts []part) error {
+	o := m.opts
+	if err := buildInitramfs(ctx, o, m.initramfs); err != nil {
+		return fmt.Errorf("build the initramfs of L1: %w", err)
 	}
 	stage := filepath.Join(o.work, "stage")
 	if err := os.RemoveAll(stage); err != nil {
-		return nil, err
+		return err
 	}
 	if err := fill(ctx, stage, o, parts); err != nil {
-		return nil, err
+		return err
 	}
-	if m.disk, err = makeDisk(ctx, o.work, stage); err != nil {
-		return nil, fmt.Errorf("make the disk of L1: %w", err)
+	if err := makeDisk(ctx, m.disk, stage); err != nil {
+		return fmt.Errorf("make the disk of L1: %w", err)
 	}
-	return m, os.RemoveAll(stage)
+	return os.RemoveAll(stage)
 }
 
 func one(pattern string) (string, error) {
@@ -65,27 +61,27 @@ func one(pattern string) (string, error) {
 }
 
 // buildInitramfs packs init and the modules that L1 needs.
-func buildInitramfs(ctx context.Context, o options) (string, error) {
+func buildInitramfs(ctx context.Context, o options, path string) error {
 	dir, err := one(filepath.Join(o.kernel, "lib/modules/*"))
 	if err != nil {
-		return "", err
+		return err
 	}
 	if list := filepath.Join(dir, "modules.builtin"); !exists(list) {
-		return "", fmt.Errorf("%s is missing", list)
+		return fmt.Errorf("%s is missing", list)
 	}
 	modules, err := kernel.Modules(ctx, dir, []kernel.Wish{
 		{Name: "virtio_pci"}, {Name: "virtio_blk"}, {Name: "virtio_console"}, {Name: "ext4"}, {Name: "kvm-amd"}, {Name: "tun", Optional: true},
 	})
 	if err != nil {
-		return "", err
+		return err
 	}
 	program := filepath.Join(o.work, "init")
 	if err := goBuild(ctx, "build", "-o", program, "./test/nested/init"); err != nil {
-		return "", err
+		return err
 	}
 	b, err := os.ReadFile(program)
 	if err != nil {
-		return "", err
+		return err
 	}
 	var buf bytes.Buffer
 	w := cpio.NewWriter(&buf)
@@ -101,10 +97,9 @@ func buildInitramfs(ctx context.Context, o options) (string, error) {
 	}
 	_ = w.File("modules/order", 0o644, []byte(order.String()))
 	if err := w.Close(); err != nil {
-		return "", err
+		return err
 	}
-	path := filepath.Join(o.work, "initramfs.cpio")
-	return path, os.WriteFile(path, buf.Bytes(), 0o600)
+	return os.WriteFile(path, buf.Bytes(), 0o600)
 }
 
 func exists(path string) bool {
@@ -254,22 +249,21 @@ func place(from, to string) error {
 }
 
 // makeDisk makes an ext4 file system that holds what is in stage.
-func makeDisk(ctx context.Context, work, stage string) (string, error) {
-	path := filepath.Join(work, "disk.raw")
+func makeDisk(ctx context.Context, path, stage string) error {
 	if err := os.RemoveAll(path); err != nil {
-		return "", err
+		return err
 	}
 	f, err := os.Create(path)
 	if err != nil {
-		return "", err
+		return err
 	}
 	if err := errors.Join(f.Truncate(l1DiskSize), f.Close()); err != nil {
-		return "", err
+		return err
 	}
 	cmd := exec.CommandContext(ctx, "mke2fs", "-q", "-t", "ext4", "-O", "^has_journal", "-E", "lazy_itable_init=1", "-m", "0", "-d", stage, path)
 	cmd.Env = append(os.Environ(), "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("mke2fs: %w\n%s", err, out)
+		return fmt.Errorf("mke2fs: %w\n%s", err, out)
 	}
-	return path, nil
+	return nil
 }

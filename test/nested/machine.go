@@ -19,8 +19,12 @@ const consoleFile = "console.log"
 
 // machine is L1.
 type machine struct {
-	opts                     options
-	vmlinuz, initramfs, disk string
+	opts            options
+	initramfs, disk string
+}
+
+func newMachine(o options) *machine {
+	return &machine{opts: o, initramfs: filepath.Join(o.work, "initramfs.cpio"), disk: filepath.Join(o.work, "disk.raw")}
 }
 
 // run boots L1, lets r follow its report and returns when L1 is off.
@@ -34,7 +38,11 @@ func (m *machine) run(ctx context.Context, r *reporter) error {
 		return err
 	}
 	defer reports.Close()
-	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", m.args(khz)...)
+	vmlinuz, err := one(filepath.Join(m.opts.kernel, "boot/vmlinuz-*"))
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", m.args(vmlinuz, khz)...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 10 * time.Second
 	cmd.Stdout, cmd.Stderr = port, os.Stderr
@@ -57,12 +65,12 @@ func (m *machine) run(ctx context.Context, r *reporter) error {
 // an emulated processor counts at. Mitigations cost much in emulation and protect
 // nothing here. QEMU 7.2 sometimes leaves garbage in the flags after a cmpxchg16b,
 // which ends L1 with a double fault, so there is none.
-func (m *machine) args(khz uint64) []string {
+func (m *machine) args(vmlinuz string, khz uint64) []string {
 	append := fmt.Sprintf("console=ttyS0 quiet rdinit=/init panic=-1 mitigations=off nokaslr tsc_early_khz=%d tsc=reliable", khz)
 	return []string{
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
 		"-M", "q35", "-accel", "tcg,thread=multi", "-cpu", "max,-cx16", "-smp", strconv.Itoa(m.opts.cpus), "-m", strconv.Itoa(m.opts.memoryMiB),
-		"-kernel", m.vmlinuz, "-initrd", m.initramfs, "-append", append,
+		"-kernel", vmlinuz, "-initrd", m.initramfs, "-append", append,
 		"-serial", "file:" + filepath.Join(m.opts.work, consoleFile),
 		"-drive", "if=none,id=disk,format=raw,cache=unsafe,discard=unmap,file=" + m.disk, "-device", "virtio-blk-pci,drive=disk",
 		"-device", "virtio-rng-pci",

@@ -19,6 +19,7 @@ type options struct {
 	only      *regexp.Regexp
 	verbose   bool
 	list      bool
+	phase     string // "", "build" or "boot"
 	memoryMiB int
 	cpus      int
 	timeout   time.Duration
@@ -31,6 +32,7 @@ func parse(args []string) (options, error) {
 	set.StringVar(&o.work, "work", "", "keep disk and logs in this directory (default: a temporary one, removed if all passes)")
 	only := set.String("only", "", "run the parts whose name matches this regular expression")
 	set.BoolVar(&o.verbose, "v", false, "print the output of the tests to stderr as it comes")
+	set.StringVar(&o.phase, "phase", "", "only build what L1 needs into -work, or only boot what is there: build, boot")
 	set.BoolVar(&o.list, "list", false, "list the parts and end")
 	set.IntVar(&o.memoryMiB, "memory", 5120, "memory of L1 in MiB")
 	set.IntVar(&o.cpus, "cpus", 2, "processors of L1")
@@ -42,8 +44,11 @@ func parse(args []string) (options, error) {
 	if o.only, err = regexp.Compile(*only); err != nil {
 		return o, fmt.Errorf("-only: %w", err)
 	}
-	if o.kernel == "" && !o.list {
+	switch {
+	case o.kernel == "" && !o.list:
 		return o, errors.New("-kernel is missing")
+	case o.phase != "" && o.phase != "build" && o.phase != "boot", o.phase != "" && o.work == "":
+		return o, errors.New("-phase is build or boot and needs -work")
 	}
 	return o, nil
 }
@@ -80,14 +85,19 @@ func run(ctx context.Context, args []string) (err error) {
 	} else if err = os.MkdirAll(o.work, 0o755); err != nil {
 		return err
 	}
+	l1 := newMachine(o)
+	began := time.Now()
+	if o.phase != "boot" {
+		if err := l1.build(ctx, parts); err != nil {
+			return err
+		}
+		fmt.Fprintf(os.Stderr, "nested: built disk and initramfs in %.1f s\n", time.Since(began).Seconds())
+	}
+	if o.phase == "build" {
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	began := time.Now()
-	l1, err := build(ctx, o, parts)
-	if err != nil {
-		return err
-	}
-	fmt.Fprintf(os.Stderr, "nested: built disk and initramfs in %.1f s; booting L1\n", time.Since(began).Seconds())
 	var echo io.Writer = io.Discard
 	if o.verbose {
 		echo = os.Stderr

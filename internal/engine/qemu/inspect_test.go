@@ -11,6 +11,7 @@ import (
 
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/engine/memimage"
+	"forkd.dev/forkd/test/realguest"
 )
 
 // inspectProcess checks on a running fork what an escaped guest could do: it is
@@ -84,7 +85,7 @@ func inspectLimits(t *testing.T, proc string) {
 	want := map[string]string{
 		"Max open files":     strconv.Itoa(maxOpenFiles),
 		"Max core file size": "0",
-		"Max file size":      strconv.Itoa((testDiskMiB + testDiskMiB/8 + 64) << 20),
+		"Max file size":      strconv.Itoa((realguest.DiskMiB + realguest.DiskMiB/8 + 64) << 20),
 	}
 	for _, line := range strings.Split(string(b), "\n") {
 		for name, limit := range want {
