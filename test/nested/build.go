@@ -18,6 +18,7 @@ import (
 	"forkd.dev/forkd/internal/image/cpio"
 	"forkd.dev/forkd/internal/image/kernel"
 	"forkd.dev/forkd/test/nested/plan"
+	"forkd.dev/forkd/test/realguest"
 )
 
 const (
@@ -178,11 +179,11 @@ func (p part) lay(ctx context.Context, stage string, verbose bool) (plan.Command
 	}
 	return plan.Command{
 		Name: p.name, Argv: args, Dir: dir, Timeout: p.timeout,
-		Env: []string{"HOME=/root", "TMPDIR=/tmp", "FORKD_TEST_NESTED=1", "FORKD_TEST_IMAGE=" + imageDir},
+		Env: []string{"HOME=/root", "TMPDIR=/tmp", "FORKD_TEST_NESTED=1", realguest.ImageEnv + "=" + imageDir, "FORKD_TEST_VMM=" + imageDir + "/forkd-vmm"},
 	}, nil
 }
 
-// layImage puts the guest image into dir: disk.ext4, vmlinux, initramfs.
+// layImage puts the guest image into dir (disk.ext4, vmlinux, initramfs), and the monitor.
 func layImage(ctx context.Context, dir string) error {
 	cache := os.Getenv("FORKD_TEST_CACHE")
 	if cache == "" {
@@ -197,6 +198,9 @@ func layImage(ctx context.Context, dir string) error {
 	}
 	agent := filepath.Join(dir, "forkd-agent")
 	if err := goBuild(ctx, "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", agent, "./cmd/forkd-agent"); err != nil {
+		return err
+	}
+	if err := goBuild(ctx, "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", filepath.Join(dir, "forkd-vmm"), "./cmd/forkd-vmm"); err != nil {
 		return err
 	}
 	b, err := os.ReadFile(agent)
