@@ -241,6 +241,9 @@ func (m *Rollback) encode(e *encoder) {
 	e.devices(3, m.Devices)
 	e.flag(4, m.Run)
 	e.flag(5, m.ToLast)
+	if m.Generation != [16]byte{} {
+		e.bytes(6, m.Generation[:])
+	}
 }
 
 func (m *Rollback) decode(d *decoder, files int) {
@@ -257,6 +260,8 @@ func (m *Rollback) decode(d *decoder, files int) {
 			m.Run = d.number(1) == 1
 		case 5:
 			m.ToLast = d.number(1) == 1
+		case 6:
+			copy(m.Generation[:], d.text(len(m.Generation)))
 		}
 	}
 	d.need(m.State != NoFile, "state")

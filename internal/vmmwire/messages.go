@@ -153,6 +153,8 @@ type Rollback struct {
 	// ToLast: the target is what the last stored capture, restore or rollback left, so
 	// that only pages written since can differ.
 	ToLast bool
+	// Generation, if not all zero, is the new VM generation id.
+	Generation [16]byte
 }
 
 // CaptureBegin starts a capture: memory is copied while the guest runs.

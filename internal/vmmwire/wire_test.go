@@ -17,7 +17,7 @@ func samples() []Message {
 		&Hello{Version: Version, Build: "b", State: StatePaused, PID: 77, ID: "sbx", Lost: []string{"own uid", ""}},
 		&Boot{ID: "sb1", Shape: shape, Kernel: 0, Initrd: NoFile, Cmdline: "console=ttyS0", Devices: devices, Paused: true, LowestCPU: true},
 		&Restore{ID: "sb1", Shape: shape, Memory: memory, State: 3, Devices: devices, Run: true, Generation: [16]byte{1, 2}},
-		&Rollback{Memory: memory, State: 1, Run: true, ToLast: true},
+		&Rollback{Memory: memory, State: 1, Run: true, ToLast: true, Generation: [16]byte{9}},
 		&CaptureBegin{Pages: 0, Index: 1, MaxPages: 1000, Everything: true, NoCopy: true},
 		&CaptureEnd{State: 0, Run: true, Devices: []Device{{Kind: DeviceBlock, Files: []int{1}}}},
 		&Captured{Pages: 1, Runs: 2, CopiedPages: 3, Rounds: 4, Pause: time.Millisecond, StateBytes: 5},
