@@ -32,6 +32,7 @@ type Snapshot struct {
 	Sandboxes    int               `json:"sandboxes"`                 // that use it now
 	Disk         string            `json:"disk,omitempty"`            // synced, or journal: file systems as after a loss of power
 	ExpiresUnix  *int64            `json:"expires_at_unix,omitempty"` // it goes then, unless it gets another tag or is in use
+	ForkMemory   string            `json:"fork_memory,omitempty"`     // what forks have of its memory: shared copy-on-write, or full copy
 }
 
 // Recipe is how a snapshot was made, enough to make it again.

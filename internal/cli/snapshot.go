@@ -191,6 +191,7 @@ func (a *app) snapshotRows(sn forkd.SnapshotDetail) [][]string {
 		{"age", a.age(sn.CreatedAtUnix)},
 		{"image", sn.Image},
 		{"engine", sn.Engine + ", " + sn.Isolation},
+		{"memory of forks", sn.ForkMemory},
 		{"size", fmt.Sprintf("%d CPUs, %d MiB memory, %d MiB disk", sn.CPUs, sn.MemoryMiB, sn.DiskMiB)},
 		{"stored", fmt.Sprintf("memory %s, disk %s, devices %s", size(sn.MemoryBytes), size(sn.DiskBytes), size(sn.VMStateBytes))},
 		{"with ancestors", fmt.Sprintf("%s of %s", size(sn.ChainBytes), size(sn.MemoryLogicalBytes+sn.DiskLogicalBytes))},

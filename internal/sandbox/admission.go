@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -14,7 +15,8 @@ import (
 // but has not shown yet what it needs. Prepared machines of other snapshots give
 // way first. A call that waits is served in order, and nobody overtakes it.
 
-// reserveMiB is what a new sandbox is expected to need: QEMU's own memory and the
+// reserveMiB is what a new sandbox is expected to need where forks share their
+// snapshot's memory ([plan.reserveMiB] for others): the machine's own memory and the
 // pages it will touch first.
 const reserveMiB = 48
 
@@ -29,16 +31,21 @@ type demand struct {
 	what string // a verb, for error texts
 	n    int
 	wait time.Duration
+	// eachMiB is what each is expected to need; 0 means reserveMiB.
+	eachMiB int
 	// snapshot, if set, is the one whose warm machines the call will claim.
 	snapshot string
 	// refill: it makes a warm machine, for which no other one gives way.
 	refill bool
 }
 
+func (d demand) each() int { return cmp.Or(d.eachMiB, reserveMiB) }
+
 // room is what was reserved for one call. It shrinks as its sandboxes register.
 type room struct {
-	s    *Service
-	left int // guarded by s.mu
+	s       *Service
+	eachMiB int
+	left    int // guarded by s.mu
 }
 
 // waiter is a call that waits for room for n.
@@ -116,7 +123,7 @@ func (s *Service) tryAdmit(d demand, w *waiter) (*room, shortage, error) {
 		}
 	}
 	short := shortage{fits: s.cfg.MaxSandboxes - living, binds: "the limit of living sandboxes binds, see --max-sandboxes"}
-	if byMemory := roomMiB/reserveMiB - s.reserved; byMemory < short.fits {
+	if byMemory := (roomMiB - s.reservedMiB) / d.each(); byMemory < short.fits {
 		short = shortage{fits: byMemory, binds: mem.binds(), yielding: true}
 	}
 	if first := s.queue; len(first) > 0 && first[0] != w {
@@ -126,7 +133,8 @@ func (s *Service) tryAdmit(d demand, w *waiter) (*room, shortage, error) {
 		return nil, short, nil
 	}
 	s.reserved += d.n
-	return &room{s: s, left: d.n}, shortage{}, nil
+	s.reservedMiB += d.n * d.each()
+	return &room{s: s, eachMiB: d.each(), left: d.n}, shortage{}, nil
 }
 
 func (s *Service) joinQueue(n int) *waiter {
@@ -177,6 +185,7 @@ func (r *room) take() {
 	if r.left > 0 {
 		r.left--
 		r.s.reserved--
+		r.s.reservedMiB -= r.eachMiB
 	}
 }
 
@@ -184,6 +193,7 @@ func (r *room) take() {
 func (r *room) release() {
 	r.s.mu.Lock()
 	r.s.reserved -= r.left
+	r.s.reservedMiB -= r.left * r.eachMiB
 	r.left = 0
 	r.s.mu.Unlock()
 	r.s.roomCame()

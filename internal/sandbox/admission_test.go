@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -67,6 +68,42 @@ func TestAdmissionSaysHowManyFit(t *testing.T) {
 	}
 	if err := w.tryFork(2, 0); err != nil {
 		t.Errorf("what fits is refused: %v", err)
+	}
+}
+
+// copying is an engine whose forks share no memory.
+type copying struct{ *metered }
+
+func (c copying) Probe(ctx context.Context) engine.Probe {
+	p := c.Driver.Probe(ctx)
+	p.SharesMemory = false
+	return p
+}
+
+// TestAdmissionOfCopies: where forks copy the memory of their snapshot, each is
+// expected to need that as well.
+func TestAdmissionOfCopies(t *testing.T) {
+	const each = reserveMiB + 1 // the fake's memory is stored in some bytes
+	for room, fits := range map[int]int{4 * each: 4, 4*each - 1: 3} {
+		meter := &metered{}
+		w := newWorld(t, func(c *Config) {
+			meter.Driver = c.Engine.(*fake.Driver)
+			c.Engine, c.MemoryBudgetMiB = copying{meter}, room
+		})
+		meter.host = w.host
+		base := w.base()
+		if base.ForkMemory != MemoryCopied {
+			t.Errorf("memory of forks: %q", base.ForkMemory)
+		}
+		err := w.tryFork(5, 0)
+		w.wantClass(err, errdefs.ErrResourceExhausted)
+		if err != nil && !strings.Contains(err.Error(), fmt.Sprintf("%d more fit", fits)) {
+			t.Errorf("with %d MiB: %v", room, err)
+		}
+		if err := w.tryFork(fits, 0); err != nil {
+			t.Errorf("with %d MiB %d do not fit: %v", room, fits, err)
+		}
+		w.killAll()
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 // DefaultBlank as the size of a blank pool stands for the daemon's default.
 const DefaultBlank = -1
 
-// blankMiB is what a blank machine occupies: QEMU's own memory.
+// blankMiB is what a blank machine occupies: the memory of its program.
 const blankMiB = 20
 
 // SetBlankPool keeps n blank machines of a snapshot ready from now on, 0 none, and

@@ -168,7 +168,11 @@ func (b *builder) build(ctx context.Context) (err error) {
 		return err
 	}
 	defer b.release()
-	room, err := b.s.admit(ctx, demand{what: "make a snapshot with", n: 1})
+	d := demand{what: "make a snapshot with", n: 1}
+	if b.parent != nil {
+		d.eachMiB = b.parent.reserveMiB(ctx)
+	}
+	room, err := b.s.admit(ctx, d)
 	if err != nil {
 		return err
 	}

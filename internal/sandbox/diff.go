@@ -146,7 +146,7 @@ func (s *Service) prepareSides(ctx context.Context, req DiffRequest, progress Pr
 		})
 		sides[i] = &diffSide{plan: p}
 	}
-	room, err := s.admit(ctx, demand{what: "compare", n: 2})
+	room, err := s.admit(ctx, demand{what: "compare", n: 2, eachMiB: max(sides[0].plan.reserveMiB(ctx), sides[1].plan.reserveMiB(ctx))})
 	if err != nil {
 		return err
 	}

@@ -43,7 +43,7 @@ func (s *Service) Fork(ctx context.Context, f Fork, each func(ForkItem)) ([]Fork
 	}
 	defer s.collect(plan.id)
 	defer plan.release()
-	room, err := s.admit(ctx, demand{what: "fork", n: f.N, wait: f.Wait, snapshot: s.poolable(f, plan.id)})
+	room, err := s.admit(ctx, demand{what: "fork", n: f.N, wait: f.Wait, eachMiB: plan.reserveMiB(ctx), snapshot: s.poolable(f, plan.id)})
 	if err != nil {
 		return nil, err
 	}

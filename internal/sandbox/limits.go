@@ -14,7 +14,7 @@ import (
 const (
 	maxCPULimitPercent = 100 * 1024
 	minCPULimitPercent = 1
-	minPIDsLimit       = 16 // QEMU's own threads, and those of its disk
+	minPIDsLimit       = 16 // the machine's own threads, those of its disk as well
 	maxPIDsLimit       = 1 << 22
 )
 

@@ -33,6 +33,21 @@ func (p *plan) name() string {
 	return p.id
 }
 
+// reserveMiB is what a fork is expected to need: where forks share no memory, all of
+// the snapshot's as well.
+func (p *plan) reserveMiB(ctx context.Context) int {
+	if p.s.cfg.Engine.Probe(ctx).SharesMemory {
+		return reserveMiB
+	}
+	var bytes int64
+	for _, a := range p.manifest.Artifacts {
+		if a.Kind == "memory" {
+			bytes += a.Bytes
+		}
+	}
+	return reserveMiB + int((bytes+1<<20-1)>>20)
+}
+
 // lease keeps the snapshot for one sandbox.
 func (p *plan) lease(sandboxID string) func() { return p.s.leaseFor(p.id, sandboxID) }
 

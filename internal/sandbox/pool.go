@@ -46,7 +46,7 @@ func (s *Service) affords(n int) bool {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.queue) == 0 && mem.roomMiB() >= n*blankMiB+s.reserved*reserveMiB
+	return len(s.queue) == 0 && mem.roomMiB() >= n*blankMiB+s.reservedMiB
 }
 
 // claimableMiB is what the machines occupy that d will claim.
@@ -55,7 +55,7 @@ func (s *Service) claimableMiB(d demand) int {
 		return 0
 	}
 	warm := min(s.warm.ready(d.snapshot), d.n)
-	mib := warm * reserveMiB
+	mib := warm * d.each()
 	if pooler, ok := s.cfg.Engine.(engine.Pooler); ok {
 		mib += min(pooler.Pooled(d.snapshot), d.n-warm) * blankMiB
 	}

@@ -110,6 +110,8 @@ type Service struct {
 	// +checklocks:mu
 	reserved int // sandboxes admitted but not yet registered
 	// +checklocks:mu
+	reservedMiB int // what they are expected to need
+	// +checklocks:mu
 	pools []*plan // snapshots with prepared processes, least recently used first
 	// +checklocks:mu
 	blank map[string]int // snapshot id -> size of its blank pool, where it is not the default

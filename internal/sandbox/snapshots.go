@@ -47,6 +47,12 @@ func (b *builder) manifest(res engine.CaptureResult, pong agentwire.Pong) (snaps
 	return m, nil
 }
 
+// What forks have of the memory of their snapshot.
+const (
+	MemoryShared = "shared copy-on-write"
+	MemoryCopied = "full copy"
+)
+
 // status is how usable a stored snapshot is on this host now.
 func (s *Service) status(ctx context.Context, m snapshot.Manifest) (SnapshotStatus, string) {
 	row, err := s.cfg.Journal.GetSnapshot(ctx, m.ID)
@@ -164,6 +170,12 @@ func (s *Service) describe(ctx context.Context, m snapshot.Manifest, tags []stri
 		AgentProtocol: m.Agent.Protocol,
 	}
 	out.Status, out.Reason = s.status(ctx, m)
+	if s.checkEngine(m) == nil {
+		out.ForkMemory = MemoryCopied
+		if s.cfg.Engine.Probe(ctx).SharesMemory {
+			out.ForkMemory = MemoryShared
+		}
+	}
 	for _, a := range m.Artifacts {
 		switch a.Kind {
 		case "memory":

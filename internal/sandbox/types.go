@@ -123,8 +123,11 @@ type Snapshot struct {
 	Pause         time.Duration
 	HoldsSecrets  bool
 	AgentProtocol int
-	Depth         int // number of ancestors
-	Sandboxes     int // that use it now
+	// ForkMemory says what forks have of its memory: [MemoryShared] or [MemoryCopied]; ""
+	// if the engine is not ours.
+	ForkMemory string
+	Depth      int // number of ancestors
+	Sandboxes  int // that use it now
 
 	UsedBy       []string           // ids of those sandboxes
 	BranchedFrom string             // id of the sandbox it was captured from, or "compact:" and a snapshot

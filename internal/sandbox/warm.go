@@ -389,16 +389,16 @@ func (s *Service) addWarm(ctx context.Context, id string) {
 
 // makeWarm restores a machine and rehearses a claim with it.
 func (s *Service) makeWarm(ctx context.Context, snapshotID string) (_ warmMachine, err error) {
-	room, err := s.admit(ctx, demand{what: "warm", n: 1, refill: true})
-	if err != nil {
-		return warmMachine{}, err
-	}
-	defer room.release()
 	p, err := s.planOf(ctx, snapshotID)
 	if err != nil {
 		return warmMachine{}, err
 	}
 	defer p.release()
+	room, err := s.admit(ctx, demand{what: "warm", n: 1, eachMiB: p.reserveMiB(ctx), refill: true})
+	if err != nil {
+		return warmMachine{}, err
+	}
+	defer room.release()
 	id := ident.New(ident.Sandbox)
 	spec, err := s.newSpec(id, p.manifest.Shape, p.root, 0)
 	if err != nil {

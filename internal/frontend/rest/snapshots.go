@@ -201,7 +201,7 @@ func snapshotOf(sn sandbox.Snapshot) api.Snapshot {
 		CPUs: sn.Shape.CPUs, MemoryMiB: sn.Shape.MemoryMiB, DiskMiB: sn.Shape.DiskMiB, Labels: orEmpty(sn.Labels),
 		Recipe:      recipeOf(sn.Recipe),
 		MemoryBytes: sn.MemoryBytes, DiskBytes: sn.DiskBytes, HoldsSecrets: sn.HoldsSecrets,
-		Protocol: sn.AgentProtocol, ChainDepth: sn.Depth, Sandboxes: sn.Sandboxes,
+		Protocol: sn.AgentProtocol, ChainDepth: sn.Depth, Sandboxes: sn.Sandboxes, ForkMemory: sn.ForkMemory,
 	}
 	if sn.Pause > 0 {
 		pause := ms(sn.Pause)

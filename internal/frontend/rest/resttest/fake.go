@@ -63,7 +63,7 @@ func New() *Service {
 		snapshots: []sandbox.Snapshot{{
 			ID: "sn00000000000000000001", Tags: []string{"py-base"}, Status: sandbox.SnapshotReady, ImageID: "im00000000000000000001", ImageName: "python",
 			Engine: "fake", Isolation: engine.IsolationEmulated, Shape: shape(), CreatedAt: Born(), Recipe: sandbox.Recipe{Image: "python", Warm: "import numpy"},
-			MemoryBytes: 60 << 20, DiskBytes: 1 << 20, DeviceBytes: 16 << 10, Dir: "/data/snapshots/sn1", Pause: 12 * time.Millisecond, AgentProtocol: 1,
+			MemoryBytes: 60 << 20, DiskBytes: 1 << 20, DeviceBytes: 16 << 10, Dir: "/data/snapshots/sn1", Pause: 12 * time.Millisecond, AgentProtocol: 1, ForkMemory: sandbox.MemoryShared,
 		}},
 	}
 }
