@@ -77,7 +77,12 @@ func (c *Conn) Close() error {
 func (c *Conn) Call(ctx context.Context, m vmmwire.Message, files ...*os.File) (vmmwire.Message, error) {
 	reply, seq, err := c.send(m, files)
 	if err != nil {
-		return nil, fmt.Errorf("ask VMM: %w", err)
+		select {
+		case <-c.done:
+			return nil, c.failure()
+		default:
+			return nil, fmt.Errorf("ask VMM: %w", err)
+		}
 	}
 	select {
 	case r := <-reply:
