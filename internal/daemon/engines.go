@@ -145,7 +145,7 @@ func (e *engines) probe(ctx context.Context, entry engineEntry) engine.Probe {
 }
 
 func failedProbe(err error) engine.Probe {
-	return engine.Probe{Reason: strings.ReplaceAll(err.Error(), "\n", "; "), Remedy: errdefs.Hint(err)}
+	return engine.Probe{Reason: strings.ReplaceAll(err.Error(), "\n", "; "), Remedy: orElse(errdefs.Hint(err), "go on with another engine")}
 }
 
 // probeAll looks at every engine.

@@ -195,15 +195,27 @@ func TestAuto(t *testing.T) {
 
 // TestJSON pins the names that scripts read.
 func TestJSON(t *testing.T) {
-	r := Report{Engine: Choice{Auto: "qemu", Reason: "why"}, Checks: []Check{{"kvm", Warn, "slow", "buy"}}, Engines: []EngineInfo{goodHost().Engines[0].Info()}}
+	r := Report{Engine: Choice{Auto: "qemu", Reason: "why"}, Checks: []Check{{"kvm", Warn, "slow", "buy"}}}
 	b, err := json.Marshal(r)
 	if err != nil {
 		t.Fatal(err)
 	}
-	const want = `{"engine":{"auto":"qemu","reason":"why"},"checks":[{"name":"kvm","status":"warn","detail":"slow","remedy":"buy"}],"engines":[{"name":"qemu","available":true,"ready":true,"version":"QEMU 7.2",` +
-		`"accelerator":"kvm","isolation":"vm-hardware","shares_memory":true,"reason":"","remedy":""}]}`
+	const want = `{"engine":{"auto":"qemu","reason":"why"},"checks":[{"name":"kvm","status":"warn","detail":"slow","remedy":"buy"}]}`
 	if string(b) != want {
 		t.Errorf("got  %s\nwant %s", b, want)
+	}
+}
+
+// TestListJSON does the same for the list of engines.
+func TestListJSON(t *testing.T) {
+	in := goodHost()
+	b, err := json.Marshal(Engines(in.Facts, in.Engines, "gvisor"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = `{"name":"qemu","available":true,"ready":true,"version":"QEMU 7.2","accelerator":"kvm","isolation":"vm-hardware","shares_memory":true,"reason":"","remedy":""}]}`
+	if got := string(b); !strings.HasPrefix(got, `{"engine":{"auto":"qemu","reason":"`) || !strings.Contains(got, `"setting":"gvisor"},"engines":[`) || !strings.HasSuffix(got, want) {
+		t.Errorf("got  %s\nwant %s", got, want)
 	}
 }
 

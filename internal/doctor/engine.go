@@ -107,16 +107,14 @@ func engineCheck(in Input, c Choice) Check {
 	return pass(name, "%s (%s, %s), isolation %s; %s", how, orElse(e.Probe.Version, e.Name), e.Probe.Accelerator, e.Probe.Isolation, memory)
 }
 
-// otherEngines lists what else there is.
-func otherEngines(in Input, c Choice) []Check {
+// engineChecks lists the engines.
+func engineChecks(in Input) []Check {
 	var out []Check
 	for _, e := range in.Engines {
 		name := "engine-" + e.Name
-		switch {
-		case e.Name == c.used():
-		case e.Probe.Available:
+		if e.Probe.Available {
 			out = append(out, pass(name, "works here: %s, %s, isolation %s", orElse(e.Probe.Version, e.Name), e.Probe.Accelerator, e.Probe.Isolation))
-		default:
+		} else {
 			out = append(out, notPass(name, Skip, e.Probe.Reason, orElse(e.Probe.Remedy, "go on with another engine")))
 		}
 	}

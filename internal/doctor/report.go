@@ -37,12 +37,11 @@ type Choice struct {
 	remedy string
 }
 
-// Report is the result: {"engine":{"auto","reason","setting"},"checks":[{"name","status","detail","remedy"}],
-// "engines":[...]}, the engines as in EngineInfo.
+// Report is the result: {"engine":{"auto","reason"},"checks":[{"name","status","detail","remedy"}]}; the
+// engine has a "setting" as well if one is set. Each engine has a check of its own.
 type Report struct {
-	Engine  Choice       `json:"engine"`
-	Checks  []Check      `json:"checks"`
-	Engines []EngineInfo `json:"engines"`
+	Engine Choice  `json:"engine"`
+	Checks []Check `json:"checks"`
 }
 
 // Failed tells whether any check failed.

@@ -44,9 +44,8 @@ func (s Sizing) withDefaults() Sizing {
 // Run judges the input. It blocks only in the two functions it was given.
 func Run(ctx context.Context, in Input) Report {
 	in.Sizing = in.Sizing.withDefaults()
-	engines := Engines(in.Facts, in.Engines, in.Setting)
-	auto := engines.Engine
-	r := Report{Engine: auto, Engines: engines.Engines, Checks: []Check{
+	auto := auto(in.Facts, in.Engines, in.Setting)
+	r := Report{Engine: auto, Checks: []Check{
 		platform(in.Facts),
 		architecture(in.Facts),
 		virtualization(in.Facts),
@@ -61,7 +60,7 @@ func Run(ctx context.Context, in Input) Report {
 		disk(in),
 		sharedMemory(in.Facts),
 	}}
-	r.Checks = append(r.Checks, otherEngines(in, auto)...)
+	r.Checks = append(r.Checks, engineChecks(in)...)
 	r.Checks = append(r.Checks, tools(in.Facts)...)
 	r.Checks = append(r.Checks, daemon(ctx, in), leftovers(ctx, in))
 	return r
