@@ -20,11 +20,18 @@ import (
 //go:embed embedded
 var embedded embed.FS
 
-const agentName = "forkd-agent"
+const (
+	agentName   = "forkd-agent"
+	monitorName = "forkd-vmm"
+)
 
 // Agent returns the static program that is PID 1 in the guest.
 // ErrUnavailable: this binary was built without it.
 func Agent() ([]byte, error) { return read(embedded, agentName) }
+
+// Monitor returns forkd-vmm, the process of one virtual machine of the kvm engine.
+// ErrUnavailable: this binary was built without it.
+func Monitor() ([]byte, error) { return read(embedded, monitorName) }
 
 // Digest names a program by its content: "sha256-" and 64 hex digits.
 func Digest(program []byte) string {

@@ -33,10 +33,10 @@ func (d *Driver) Adopt(ctx context.Context, id, dir string) (engine.Machine, err
 	d.adoptMemory(rec)
 	d.track(m)
 	c, err := m.monitor(ctx)
-	if err == nil && c.hello.ID != id {
-		err = errdefs.New(errdefs.ErrNotFound, "its process has machine %.40q", c.hello.ID)
+	if err == nil && c.Hello().ID != id {
+		err = errdefs.New(errdefs.ErrNotFound, "its process has machine %.40q", c.Hello().ID)
 	}
-	if err == nil && c.hello.State == vmmwire.StateEnded {
+	if err == nil && c.Hello().State == vmmwire.StateEnded {
 		err = errdefs.New(errdefs.ErrNotFound, "its guest has ended")
 	}
 	if err != nil {

@@ -54,17 +54,15 @@ type Config struct {
 
 // Driver implements engine.Driver, engine.Pooler and the optional powers of both.
 type Driver struct {
-	cfg         Config
-	program     string // path of forkd-vmm
-	build       string // digest of it
-	kvm         *os.File
-	empty       *os.File // the root directory of monitors
-	unavailable string   // why machines cannot run here, or ""
-	remedy      string
-	speed       linux.KVMSpeed
-	tscKHz      uint64
-	bootID      string
-	isRoot      bool
+	cfg     Config
+	program string // path of forkd-vmm
+	build   string // digest of it
+	kvm     *os.File
+	empty   *os.File // the root directory of monitors
+	speed   linux.KVMSpeed
+	tscKHz  uint64
+	bootID  string
+	isRoot  bool
 
 	images *memimage.Images
 	pool   *warm.Pool
@@ -87,9 +85,8 @@ var (
 	_ engine.Pooler = (*Driver)(nil)
 )
 
-// New returns a driver. On a host that cannot run machines it works but for Boot and Restore,
-// which fail with ErrUnavailable, and Probe says why: what is left of machines can still be
-// removed.
+// New returns a driver for this host. It fails with ErrUnavailable if /dev/kvm is missing or
+// emulates kernel code.
 func New(ctx context.Context, cfg Config) (*Driver, error) {
 	if cfg.Log == nil {
 		cfg.Log = func(string, ...any) {}
@@ -110,11 +107,11 @@ func New(ctx context.Context, cfg Config) (*Driver, error) {
 	if err := linux.SetTHPDisable(); err != nil {
 		return nil, fmt.Errorf("start kvm engine: %w", err)
 	}
-	if err := d.openDirs(); err != nil {
-		return nil, fmt.Errorf("start kvm engine: %w", err)
-	}
 	if err := d.look(ctx); err != nil {
-		d.unavailable, d.remedy = err.Error(), errdefs.Hint(err)
+		return nil, errors.Join(fmt.Errorf("start kvm engine: %w", errdefs.As(errdefs.ErrUnavailable, err)), d.closeFiles())
+	}
+	if err := d.openDirs(); err != nil {
+		return nil, errors.Join(fmt.Errorf("start kvm engine: %w", err), d.closeFiles())
 	}
 	d.ctx, d.cancel = context.WithCancel(context.Background())
 	if err := d.endBlanks(ctx); err != nil {
@@ -178,10 +175,6 @@ func (d *Driver) Probe(context.Context) engine.Probe {
 	p := engine.Probe{
 		Version: "forkd-vmm", Accelerator: "kvm", Isolation: engine.IsolationHardware, SharesMemory: true,
 		MinMemoryLimitMiB: minMemoryLimitMiB,
-	}
-	if d.unavailable != "" {
-		p.Reason, p.Remedy = "not available: "+d.unavailable, d.remedy
-		return p
 	}
 	p.Version += " " + d.build[len("sha256-"):][:12]
 	p.Available, p.Reason = true, "our own monitor on KVM: "+d.speed.String()

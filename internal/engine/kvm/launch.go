@@ -1,16 +1,14 @@
 package kvm
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"syscall"
 
 	"forkd.dev/forkd/internal/engine"
-	"forkd.dev/forkd/internal/errdefs"
 	"forkd.dev/forkd/internal/linux"
+	"forkd.dev/forkd/internal/vmmhost"
 	"forkd.dev/forkd/internal/vmmwire"
 )
 
@@ -34,9 +32,6 @@ const slackMiB = 64
 
 // start runs a monitor that is prepared for a shape, with its sockets in dir.
 func (d *Driver) start(name, dir string, shape engine.Shape) (_ *process, err error) {
-	if d.program == "" {
-		return nil, errdefs.New(errdefs.ErrUnavailable, "start a machine monitor: %s", d.unavailable)
-	}
 	control, err := linux.ListenPackets(filepath.Join(dir, controlSocket))
 	if err != nil {
 		return nil, err
@@ -51,24 +46,18 @@ func (d *Driver) start(name, dir string, shape engine.Shape) (_ *process, err er
 	if d.isRoot {
 		p.uid = d.pickUID()
 	}
-	args := vmmwire.Process{
-		Name: name, Shape: p.shape, UID: p.uid, MaxFiles: maxOpenFiles,
-		MaxFileMiB: max(shape.DiskMiB+shape.DiskMiB/8, shape.MemoryMiB) + slackMiB,
+	l := vmmhost.Launch{
+		Program: d.program, Control: control, KVM: d.kvm, Log: log,
+		Process: vmmwire.Process{
+			Name: name, Shape: p.shape, UID: p.uid, MaxFiles: maxOpenFiles,
+			MaxFileMiB: max(shape.DiskMiB+shape.DiskMiB/8, shape.MemoryMiB) + slackMiB,
+		},
 	}
-	p.cmd = exec.Command(d.program, args.Args()...)
-	p.cmd.Dir = "/"
-	// The monitor's heap is small and lives as long as its machine: collecting it costs
-	// more than it frees, until it grows for some reason.
-	p.cmd.Env = []string{"GOMAXPROCS=2", "GOGC=off", "GOMEMLIMIT=16MiB"}
-	p.cmd.Stdout, p.cmd.Stderr = log, log
-	p.cmd.ExtraFiles = []*os.File{control, d.kvm}
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if d.isRoot {
-		p.cmd.ExtraFiles = append(p.cmd.ExtraFiles, d.empty)
-		p.cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS | syscall.CLONE_NEWPID
+	if p.uid != 0 {
+		l.Root = d.empty
 	}
-	if err := p.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start forkd-vmm: %w: %w", err, errdefs.ErrUnavailable)
+	if p.cmd, err = vmmhost.Start(l); err != nil {
+		return nil, err
 	}
 	defer func() {
 		if err != nil {
@@ -121,8 +110,8 @@ func sayWhy(err error, dir string) error {
 
 // confinement describes in words what is applied to a process, and what is lost here.
 func (d *Driver) confinement() (applied, lost []string) {
-	applied = []string{"no_new_privs", "seccomp (a list of allowed calls per kind of thread)", "limits on descriptors and file size"}
-	own := []string{"own uid per machine", "empty root", "own network, pid, ipc and uts namespace without interfaces"}
+	applied = []string{"no_new_privs", "seccomp (a list of allowed calls per kind of thread; no way to the network)", "limits on descriptors and file size"}
+	own := []string{"own uid per machine", "empty root", "own ipc and uts namespace"}
 	if d.isRoot {
 		applied = append(applied, own...)
 	} else {
@@ -137,5 +126,3 @@ func (d *Driver) confinement() (applied, lost []string) {
 	}
 	return applied, lost
 }
-
-var errBlankGone = errors.New("the prepared process has ended")

@@ -16,6 +16,7 @@ import (
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/errdefs"
 	"forkd.dev/forkd/internal/linux"
+	"forkd.dev/forkd/internal/vmmhost"
 	"forkd.dev/forkd/internal/vmmwire"
 )
 
@@ -28,13 +29,15 @@ type Machine struct {
 	done chan struct{} // closed when the process has ended
 	left chan struct{} // closed when watch has returned: also when the driver closed
 
+	followers sync.WaitGroup // of connections
+
 	op turn // held by Pause, Resume, Capture, Kill
 
 	mu sync.Mutex
 	// +checklocks:mu
 	rec record
 	// +checklocks:mu
-	client *client
+	conn *vmmhost.Conn
 	// +checklocks:mu
 	agent net.Conn // handed out last by DialAgent
 	// +checklocks:mu
@@ -82,8 +85,15 @@ func (m *Machine) watch(ctx context.Context) {
 			}
 		}
 	}
-	// What the monitor said about the end may still be on its way.
+	// What the monitor said about the end comes before the end of its connection.
+	m.mu.Lock()
+	c := m.conn
+	m.mu.Unlock()
+	if c != nil {
+		<-c.Done()
+	}
 	m.disconnect()
+	m.followers.Wait()
 	oom := m.d.limits.OOMKilled(m.rec.ID)
 	m.mu.Lock()
 	switch {
@@ -100,22 +110,28 @@ func (m *Machine) watch(ctx context.Context) {
 	m.d.ended(m)
 }
 
-// disconnect reads what the monitor has sent and ends the connection.
+// disconnect ends the connection to the monitor.
 func (m *Machine) disconnect() {
 	m.mu.Lock()
-	c := m.client
-	m.client = nil
+	c := m.conn
+	m.conn = nil
 	m.mu.Unlock()
 	if c != nil {
-		c.drain()
+		_ = c.Close()
 	}
 }
 
 // maxReason bounds what a monitor that its guest took over can say about its end.
 const maxReason = 200
 
-// endedBy notes what the monitor says about the end of its machine.
-func (m *Machine) endedBy(e vmmwire.Ended) {
+// follow waits for the end of a connection to note what the monitor says about the end of its
+// machine. A monitor whose machine has ended waits for that.
+func (m *Machine) follow(c *vmmhost.Conn) {
+	<-c.Done()
+	e := c.Ended()
+	if e == nil {
+		return
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.reason != "" {
@@ -128,13 +144,13 @@ func (m *Machine) endedBy(e vmmwire.Ended) {
 }
 
 // monitor returns the machine's connection, dialing it if need be.
-func (m *Machine) monitor(ctx context.Context) (*client, error) {
+func (m *Machine) monitor(ctx context.Context) (*vmmhost.Conn, error) {
 	m.mu.Lock()
-	c := m.client
+	c := m.conn
 	m.mu.Unlock()
 	if c != nil {
 		select {
-		case <-c.done: // broken: dial again
+		case <-c.Done(): // broken: dial again
 		default:
 			return c, nil
 		}
@@ -144,13 +160,14 @@ func (m *Machine) monitor(ctx context.Context) (*client, error) {
 		return nil, errdefs.New(errdefs.ErrGuest, "machine %s has ended: %s", m.rec.ID, m.Reason())
 	default:
 	}
-	c, err := dial(ctx, filepath.Join(m.dir, controlSocket), m.endedBy)
+	c, err := dial(ctx, m.dir)
 	if err != nil {
 		return nil, fmt.Errorf("machine %s: %w", m.rec.ID, err)
 	}
 	m.mu.Lock()
-	m.client = c
+	m.conn = c
 	m.mu.Unlock()
+	m.followers.Go(func() { m.follow(c) })
 	return c, nil
 }
 
@@ -160,7 +177,7 @@ func (m *Machine) request(ctx context.Context, msg vmmwire.Message, list []*os.F
 	if err != nil {
 		return nil, err
 	}
-	r, err := c.call(ctx, msg, list)
+	r, err := c.Call(ctx, msg, list...)
 	if err != nil {
 		return nil, fmt.Errorf("machine %s: %w", m.rec.ID, err)
 	}
