@@ -86,7 +86,7 @@ func (s *Server) begin(id string, shape vmmwire.Shape, fill func() error, run bo
 
 func (s *Server) addDevices(devices []vmmwire.Device, files *Files) error {
 	for i, d := range devices {
-		if err := s.cfg.Device(s.cfg.Machine, d, files); err != nil {
+		if err := s.addDevice(d, files); err != nil {
 			return fmt.Errorf("add device %d of kind %d: %w", i, d.Kind, err)
 		}
 	}
@@ -232,7 +232,14 @@ func (s *Server) captureBegin(m *vmmwire.CaptureBegin, files *Files) (vmmwire.Me
 }
 
 func (s *Server) captureEnd(m *vmmwire.CaptureEnd, files *Files) (vmmwire.Captured, error) {
-	reply, err := s.cfg.Machine.CaptureEnd(files.FD(m.State), m.Run)
+	if m.Run && len(m.Devices) == 0 && len(s.disks) > 0 {
+		return vmmwire.Captured{}, errdefs.New(errdefs.ErrInvalid, "end capture: the disks need overlays to go on with")
+	}
+	next, err := s.nextOverlays(m.Devices, files)
+	if err != nil {
+		return vmmwire.Captured{}, err
+	}
+	reply, err := s.cfg.Machine.CaptureEnd(files.FD(m.State), m.Run, func() error { return s.seal(next) })
 	s.updateState()
 	return reply, err
 }

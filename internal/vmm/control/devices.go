@@ -8,11 +8,13 @@ import (
 	"forkd.dev/forkd/internal/vmmwire"
 )
 
-// AddDevice makes a device of a request and adds it to the machine.
-func AddDevice(m *machine.Machine, d vmmwire.Device, files *Files) error {
+// addDevice makes a device of a request and adds it to the machine.
+func (s *Server) addDevice(d vmmwire.Device, files *Files) error {
 	switch d.Kind {
 	case vmmwire.DeviceSerial:
-		return addSerial(m, d, files)
+		return addSerial(s.cfg.Machine, d, files)
+	case vmmwire.DeviceBlock:
+		return s.addBlock(d, files)
 	}
 	return errdefs.New(errdefs.ErrUnsupported, "this build has no device of kind %d", d.Kind)
 }

@@ -49,7 +49,7 @@ func Run(args []string, build string) error {
 	if p.UID != 0 {
 		_ = unix.Close(vmmwire.FDRoot)
 	}
-	end, err := New(Config{Listener: vmmwire.FDControl, Machine: m, Build: build, Lost: lost, Device: AddDevice}).Run()
+	end, err := New(Config{Listener: vmmwire.FDControl, Machine: m, Build: build, Lost: lost}).Run()
 	if err != nil {
 		return err
 	}

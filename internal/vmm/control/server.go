@@ -19,9 +19,6 @@ type Config struct {
 	Machine  *machine.Machine
 	Build    string
 	Lost     []string // of the confinement
-	// Device makes a device of the request's descriptors and adds it to the machine. It
-	// takes those that it keeps.
-	Device func(m *machine.Machine, d vmmwire.Device, files *Files) error
 }
 
 // Server is the control socket of one machine.
@@ -34,6 +31,7 @@ type Server struct {
 	id      string
 	state   vmmwire.State
 	stopped bool
+	disks   []*disk // in the order of their devices
 }
 
 // New makes a server; Run serves.

@@ -104,7 +104,11 @@ func (m *Machine) preCopy(p *capture) error {
 		if p.rounds == 0 {
 			written = memory.Union(written, m.sinceParent)
 			if p.Everything {
-				written = memory.Union(written, m.mem.Mapped())
+				all, err := m.everything()
+				if err != nil {
+					return err
+				}
+				written = memory.Union(written, all)
 			}
 		}
 		n := memory.Count(written)
@@ -122,10 +126,10 @@ func (m *Machine) preCopy(p *capture) error {
 	}
 }
 
-// CaptureEnd pauses the machine, copies what is left, stores the state, and lets the
-// machine run again if asked to. After an error the machine runs or not as before, and
+// CaptureEnd pauses the machine, copies what is left, stores the state, calls frozen, and
+// lets the machine run again if asked to. After an error the machine runs or not as before, and
 // the capture is over.
-func (m *Machine) CaptureEnd(stateFD int, resume bool) (vmmwire.Captured, error) {
+func (m *Machine) CaptureEnd(stateFD int, resume bool, frozen func() error) (vmmwire.Captured, error) {
 	p := m.capture
 	if p == nil || m.hasEnded() {
 		return vmmwire.Captured{}, errdefs.New(errdefs.ErrConflict, "end capture: none was begun, or the machine has ended")
@@ -136,6 +140,9 @@ func (m *Machine) CaptureEnd(stateFD int, resume bool) (vmmwire.Captured, error)
 	start := time.Now()
 	m.Pause()
 	copied, state, err := m.captureStopped(p)
+	if err == nil {
+		err = frozen()
+	}
 	if (resume && err == nil) || (wasRunning && err != nil) {
 		if resumeErr := m.Resume(); err == nil {
 			err = resumeErr
@@ -178,13 +185,23 @@ func (m *Machine) captureStopped(p *capture) (copied uint64, s *vmstate.State, e
 		}
 	}
 	if p.Everything && p.rounds == 0 {
-		pages = memory.Union(pages, m.mem.Mapped())
+		all, err := m.everything()
+		if err != nil {
+			return 0, nil, err
+		}
+		pages = memory.Union(pages, all)
 	}
 	if err := p.copy(m.mem, pages); err != nil {
 		return 0, nil, err
 	}
 	s, err = m.saveState()
 	return memory.Count(pages), s, err
+}
+
+// everything lists all pages that may not be zero.
+func (m *Machine) everything() ([]memory.Run, error) {
+	private, err := m.mem.Private()
+	return memory.Union(private, m.mem.Mapped()), err
 }
 
 // CaptureAbort gives a capture up. It may be repeated.

@@ -190,7 +190,7 @@ func take(t testing.TB, m *Machine, base *snap, resume bool) *snap {
 	if _, err := m.CaptureBegin(Capture{Pages: dup(t, pages), Index: dup(t, index), MaxPages: guestMiB * mib / pageSize}); err != nil {
 		t.Fatal(err)
 	}
-	done, err := m.CaptureEnd(state, resume)
+	done, err := m.CaptureEnd(state, resume, func() error { return nil })
 	if err != nil {
 		t.Fatal(err)
 	}
