@@ -151,6 +151,10 @@ func (q *Queue) Return() {
 	q.turn++
 }
 
+// Yield has the device called again at once, after the lock was free for others. For long requests that
+// were given back in the middle.
+func (q *Queue) Yield() { q.more = true }
+
 // Push hands the chain with that head back to the driver. written is how many bytes of
 // its writable part were filled, from the start.
 func (q *Queue) Push(head uint16, written uint32) {
