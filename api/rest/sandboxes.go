@@ -96,6 +96,7 @@ type CreateSandboxes struct {
 	Reseed      string            `json:"reseed,omitempty"`       // all (if absent), system: generators of user space go on, or seed=N: those of child i come from (N, i)
 	WithSecrets bool              `json:"with_secrets,omitempty"` // copy a memory that holds secrets
 	Engine      string            `json:"engine,omitempty"`
+	Cold        bool              `json:"cold,omitempty"` // boot from the snapshot's disk: its memory, which may be stale, is not used
 	// Sizes are fixed in the snapshot; if given they must equal its.
 	CPUs      int `json:"cpus,omitempty"`
 	MemoryMiB int `json:"memory_mib,omitempty"`

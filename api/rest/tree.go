@@ -34,6 +34,7 @@ type Diff struct {
 	ProcessesRemoved []DiffProcess `json:"processes_removed"`
 	Patch            string        `json:"patch,omitempty"`
 	PatchSkipped     int           `json:"patch_skipped,omitempty"` // files that are no text, or too large for the patch
+	Warnings         []string      `json:"warnings,omitempty"`
 	DurationMS       float64       `json:"duration_ms"`
 }
 

@@ -69,6 +69,9 @@ func letter(kind string) string {
 }
 
 func (a *app) printDiff(d forkd.Diff) error {
+	for _, w := range d.Warnings {
+		a.note(oneLine(w))
+	}
 	tty := a.env.IsTerminal(a.env.Stdout) && !a.quiet
 	rows := [][]string{}
 	for _, c := range d.Changes {

@@ -21,6 +21,7 @@ type forkFlags struct {
 	memory mib
 	part   bool
 	engine string
+	cold   bool
 	shape  shape
 	key    string
 	wait   time.Duration
@@ -65,6 +66,7 @@ func (a *app) forkCommand() *cobra.Command {
 	fl.DurationVar(&f.wait, "wait", 0, "wait for room instead of failing at once, e.g. 30s")
 	fl.BoolVar(&f.part, "partial", false, "keep the sandboxes that came up if others fail")
 	fl.StringVar(&f.engine, "engine", "", "refuse a snapshot of another engine")
+	fl.BoolVar(&f.cold, "cold", false, "boot from the snapshot's disk; its memory, which may be stale, is not used")
 	fl.StringVar(&f.key, "idempotency-key", "", "a repeat with the same key makes nothing new")
 	fl.StringVar(&f.each, "each", "", "file (- for standard input) with a JSON object for each sandbox, one a line: env, labels, files, files_base64")
 	fl.StringArrayVar(&f.secrets, "secret", nil, "environment that is never written or listed: KEY takes its value from the environment, KEY=@FILE from a file (repeatable)")
@@ -89,7 +91,7 @@ func (f forkFlags) request(ref string, getenv func(string) string) (forkd.ForkRe
 		return forkd.ForkRequest{}, err
 	}
 	req := forkd.ForkRequest{
-		SnapshotTag: ref, N: forkd.Int(f.n), Name: f.name, Labels: labels, Env: env, Partial: f.part, Engine: f.engine,
+		SnapshotTag: ref, N: forkd.Int(f.n), Name: f.name, Labels: labels, Env: env, Partial: f.part, Engine: f.engine, Cold: f.cold,
 		Reseed: f.reseed, WithSecrets: f.withSecrets,
 		CPUs: f.shape.cpus, MemoryMiB: int(f.shape.memory), DiskMiB: int(f.shape.disk),
 	}
@@ -124,10 +126,26 @@ func (a *app) fork(ctx context.Context, ref string, f forkFlags) error {
 	if err != nil {
 		return err
 	}
+	if f.cold {
+		a.coldWarnings(res)
+	}
 	if err := a.list(forkListing(res)); err != nil {
 		return err
 	}
 	return a.forkFailures(res)
+}
+
+// coldWarnings says what sandboxes that were booted from a disk have not, once for all.
+func (a *app) coldWarnings(res forkd.ForkResult) {
+	for _, sb := range res.Sandboxes {
+		if sb.Receipt == nil {
+			continue
+		}
+		for _, text := range sb.Receipt.NotCovered {
+			a.note(oneLine(text))
+		}
+		return
+	}
 }
 
 // forkAll forks with progress.

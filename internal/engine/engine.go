@@ -147,6 +147,15 @@ type Pooler interface {
 	Pooled(snapshotID string) int
 }
 
+// ColdBooter is implemented by drivers whose states have a disk that a machine can boot
+// from.
+type ColdBooter interface {
+	// BootFrom is Boot with the disk of the last state of chain; its memory and its
+	// devices are not looked at. Like one that was booted, the machine has no parent,
+	// and a capture of it needs no other state.
+	BootFrom(ctx context.Context, spec Spec, chain []State) (Machine, error)
+}
+
 // Limiter is implemented by drivers that can limit a machine after it was made: then a
 // prepared one serves also who asks for limits.
 type Limiter interface {
@@ -191,10 +200,19 @@ type Waiter interface {
 
 // Compactor is implemented by drivers whose captures store differences.
 type Compactor interface {
-	// Compact writes the last state of chain (root first) into dir so that it needs
-	// no other state, and returns its artifacts. dir is empty or holds that state,
-	// which is replaced.
-	Compact(ctx context.Context, chain []State, dir string) ([]Artifact, error)
+	// Compact writes the last state of a chain so that it needs fewer others, and
+	// returns its artifacts. If it fails, a state in c.Dir is as it was.
+	Compact(ctx context.Context, c Compaction) ([]Artifact, error)
+}
+
+// Compaction says what to merge.
+type Compaction struct {
+	Chain []State // root first
+	// Keep is how many states of the chain stay below the result; 0: it needs no other.
+	Keep int
+	Dir  string // empty, or that of the last state, which is replaced
+	// BytesPerSecond bounds what is read for it, 0 does not.
+	BytesPerSecond int64
 }
 
 // Machine is one sandbox's machine. Methods may be called concurrently; Pause,

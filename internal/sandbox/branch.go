@@ -258,7 +258,7 @@ func (e *entry) leave(state State) {
 // take reserves the snapshot's row and tag, and captures. On error nothing is left
 // and the source goes on.
 func (t *taking) take(ctx context.Context) (err error) {
-	parent, err := t.s.planOf(ctx, t.e.machine.Parent())
+	parent, err := t.parentPlan(ctx)
 	if err != nil {
 		return err
 	}
@@ -287,6 +287,19 @@ func (t *taking) giveUp(err error) error {
 	defer cancel()
 	row := metadata.Snapshot{ID: t.id, Status: string(SnapshotFailed), Engine: t.s.cfg.Engine.Name(), Reason: err.Error(), CreatedAt: time.Now()}
 	return errors.Join(err, t.staging.Discard(), t.s.cfg.Journal.PutSnapshot(ctx, row))
+}
+
+// parentPlan is of the snapshot that the capture is a difference to. One of a machine
+// that was booted from a disk is complete by itself.
+func (t *taking) parentPlan(ctx context.Context) (*plan, error) {
+	if id := t.e.machine.Parent(); id != "" {
+		return t.s.planOf(ctx, id)
+	}
+	p, err := t.s.planCold(ctx, t.source.base())
+	if err == nil {
+		p.id, p.chain = "", nil
+	}
+	return p, err
 }
 
 func tagPolicy(replace bool) metadata.TagPolicy {
@@ -409,10 +422,10 @@ func (t *taking) publish(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if t.mode == ModeFull {
-		if err := t.flatten(ctx, &m); err != nil {
-			return err
-		}
+	if t.mode != ModeFull {
+		t.shorten(ctx, &m)
+	} else if err := t.flatten(ctx, &m); err != nil {
+		return err
 	}
 	if _, err := t.staging.Publish(ctx, m); err != nil {
 		return err
@@ -451,6 +464,9 @@ func (t *taking) count(ctx context.Context) {
 
 func (t *taking) manifest(context.Context) (snapshot.Manifest, error) {
 	labels := withLabels(map[string]string{t.kind: t.source.ID}, t.labels)
+	if t.parent.id == "" {
+		labels[labelMadeFrom] = t.source.base()
+	}
 	compat, err := t.s.cfg.Engine.Compat(t.parent.root)
 	if err != nil {
 		return snapshot.Manifest{}, err
@@ -483,16 +499,12 @@ func (t *taking) flatten(ctx context.Context, m *snapshot.Manifest) error {
 	if !ok {
 		return errdefs.New(errdefs.ErrUnsupported, "engine %s cannot make a full snapshot of a running sandbox", t.s.cfg.Engine.Name())
 	}
-	chain := append(t.parent.chain[:len(t.parent.chain):len(t.parent.chain)],
-		engine.State{ID: t.id, Dir: t.staging.Dir(), Artifacts: t.result.Artifacts})
-	artifacts, err := c.Compact(ctx, chain, t.staging.Dir())
+	artifacts, err := c.Compact(ctx, engine.Compaction{Chain: t.layered(), Dir: t.staging.Dir()})
 	if err != nil {
 		return err
 	}
-	m.ParentID, m.Artifacts = "", nil
-	for _, a := range artifacts {
-		m.Artifacts = append(m.Artifacts, snapshot.Artifact{Artifact: a})
-	}
+	m.ParentID = ""
+	t.exchange(m, artifacts)
 	return nil
 }
 

@@ -490,7 +490,7 @@ func (s *Service) tryRestore(ctx context.Context, id string, shape engine.Shape,
 	if err != nil {
 		return err
 	}
-	return s.discard(m.ID())
+	return errors.Join(m.Kill(context.WithoutCancel(ctx)), s.discard(m.ID()))
 }
 
 // prove loads snapshot id into a machine and returns it; it belongs to the caller.

@@ -297,7 +297,8 @@ func (r *rollback) swap(ctx context.Context, next *entry) error {
 	return nil
 }
 
-// endOld ends the machine that was replaced. What fails is removed at the next start.
+// endOld ends the machine that was replaced, in the background: nobody can reach it any
+// more. What fails is removed at the next start.
 func (r *rollback) endOld() {
 	s := r.s
 	if r.old.link != nil {
@@ -306,8 +307,12 @@ func (r *rollback) endOld() {
 	if r.old.release != nil {
 		r.old.release()
 	}
-	s.collect(r.before.base())
-	if err := s.discard(r.before.machine()); err != nil {
-		s.cfg.Log("end the machine that a rollback replaced: %v", err)
-	}
+	s.ending.Add(1)
+	s.group.Go(func() {
+		defer s.ending.Done()
+		s.collect(r.before.base())
+		if err := s.discard(r.before.machine()); err != nil {
+			s.cfg.Log("end the machine that a rollback replaced: %v", err)
+		}
+	})
 }

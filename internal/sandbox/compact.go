@@ -74,7 +74,7 @@ func (s *Service) compact(ctx context.Context, c Compact, progress Progress) (st
 		return "", err
 	}
 	progress("merging layers", -1)
-	artifacts, err := compactor.Compact(ctx, p.chain, st.Dir())
+	artifacts, err := compactor.Compact(ctx, engine.Compaction{Chain: p.chain, Dir: st.Dir()})
 	if err == nil {
 		progress("checking that it restores", -1)
 		err = s.publishCopy(ctx, st, copied{from: p, manifest: compacted(p.manifest, artifacts), tag: c.To, replace: c.Replace})
@@ -100,7 +100,7 @@ func (s *Service) chainBytes(chain []engine.State) int64 {
 // and time is left out of the labels.
 func compacted(m snapshot.Manifest, artifacts []engine.Artifact) snapshot.Manifest {
 	labels := maps.Clone(m.Labels)
-	for _, l := range []string{labelAnonymous, labelAutoTag, labelExpires, labelCheckpointOf, builtinLabel} {
+	for _, l := range []string{labelAnonymous, labelAutoTag, labelExpires, labelCheckpointOf, labelMadeFrom, builtinLabel} {
 		delete(labels, l)
 	}
 	m.Labels = withLabels(labels, map[string]string{labelCompactedFrom: m.ID})

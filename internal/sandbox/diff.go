@@ -12,6 +12,7 @@ import (
 	"forkd.dev/forkd/internal/errdefs"
 	"forkd.dev/forkd/internal/guest"
 	"forkd.dev/forkd/internal/ident"
+	"forkd.dev/forkd/internal/store/snapshot"
 )
 
 // DiffRequest asks what differs between two snapshots, checkpoints or running
@@ -32,6 +33,7 @@ type Diff struct {
 
 	Patch        string
 	PatchSkipped int // files without a place in Patch: too large, or no text
+	Warnings     []string
 	Duration     time.Duration
 }
 
@@ -80,6 +82,11 @@ func (s *Service) Diff(ctx context.Context, req DiffRequest, progress Progress) 
 		return Diff{}, fmt.Errorf("compare %s with %s: %w", req.A, req.B, err)
 	}
 	d.A.SnapshotID, d.B.SnapshotID = sides[0].plan.id, sides[1].plan.id
+	for _, side := range sides {
+		if m := side.plan.manifest; m.Disk == snapshot.DiskJournal {
+			d.Warnings = append(d.Warnings, m.ID+" was captured without writing its file systems out: its files are compared as the guest's memory has them, its disk may lack some of that")
+		}
+	}
 	d.Duration = time.Since(began)
 	return d, nil
 }

@@ -56,7 +56,7 @@ func (s *Service) Fork(ctx context.Context, f Fork, each func(ForkItem)) ([]Fork
 	}
 	b.room = room
 	items := b.run(ctx, each)
-	if plan.manifest.Labels[labelAnonymous] == "" {
+	if plan.manifest.Labels[labelAnonymous] == "" && !f.Cold {
 		s.keepPool(plan)
 	}
 	return b.settle(items, f.Partial)
@@ -98,6 +98,9 @@ func (s *Service) checkFork(f *Fork) error {
 	}
 	if f.Wait < 0 || f.Wait > MaxWait {
 		return errdefs.New(errdefs.ErrInvalid, "cannot wait %v for room: 0 to %v are possible", f.Wait, MaxWait)
+	}
+	if _, ok := s.cfg.Engine.(engine.ColdBooter); f.Cold && !ok {
+		return errdefs.New(errdefs.ErrUnsupported, "engine %s cannot boot from the disk of a snapshot", s.cfg.Engine.Name())
 	}
 	return s.checkLimits(f.limits())
 }

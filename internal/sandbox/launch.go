@@ -51,7 +51,7 @@ func (b *batch) start(ctx context.Context, c *child) (*entry, error) {
 		return nil, err
 	}
 	if c.link == nil {
-		c.link = newLink(c.machine, s.cfg.Connect, helloTimeout)
+		c.link = newLink(c.machine, s.cfg.Connect, b.patience())
 	}
 	e := &entry{machine: c.machine, link: c.link}
 	c.info.Timing.Start = time.Since(b.began)
@@ -84,13 +84,17 @@ func (b *batch) restore(ctx context.Context, c *child) error {
 		return err
 	}
 	spec.Limits = b.req.limits()
+	if b.req.Cold {
+		c.machine, err = b.bootFrom(ctx, spec)
+		return err
+	}
 	c.machine, err = b.s.cfg.Engine.Restore(ctx, spec, b.plan.chain)
 	return err
 }
 
 // identify lets the machine run and has the agent fulfil the fork contract.
 func (b *batch) identify(ctx context.Context, e *entry, c *child) (agentwire.Receipt, error) {
-	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	ctx, cancel := context.WithTimeout(ctx, b.patience())
 	defer cancel()
 	if err := c.machine.Resume(ctx); err != nil {
 		return agentwire.Receipt{}, err
@@ -98,6 +102,11 @@ func (b *batch) identify(ctx context.Context, e *entry, c *child) (agentwire.Rec
 	agent, err := e.link.get(ctx)
 	if err != nil {
 		return agentwire.Receipt{}, err
+	}
+	if b.req.Cold {
+		if err := configure(ctx, agent); err != nil {
+			return agentwire.Receipt{}, fmt.Errorf("boot sandbox %s: %w", c.info.ID, err)
+		}
 	}
 	c.info.Timing.Hello = time.Since(b.began)
 	id, err := b.identityOf(c)
@@ -113,6 +122,9 @@ func (b *batch) identify(ctx context.Context, e *entry, c *child) (agentwire.Rec
 		return receipt, fmt.Errorf("give sandbox %s its identity: %w", c.info.ID, err)
 	}
 	c.info.Timing.Identity = time.Since(b.began)
+	if b.req.Cold {
+		return receipt, b.booted(ctx, agent, &receipt)
+	}
 	return receipt, nil
 }
 

@@ -33,7 +33,7 @@ func (f Fork) limits() engine.Limits {
 // has reseeded its runners.
 func (s *Service) poolable(f Fork, snapshotID string) string {
 	_, limiter := s.cfg.Engine.(engine.Limiter)
-	if (f.limits() != (engine.Limits{}) && !limiter) || f.Reseed.Mode == agentwire.ReseedSystem {
+	if f.Cold || (f.limits() != (engine.Limits{}) && !limiter) || f.Reseed.Mode == agentwire.ReseedSystem {
 		return ""
 	}
 	return snapshotID

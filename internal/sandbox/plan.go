@@ -23,6 +23,7 @@ type plan struct {
 	root      engine.Root
 	isolation engine.Isolation
 	labels    map[string]string // that children have from a source that runs
+	cold      bool              // only its disk is used: it may be stale
 	release   func()
 }
 
@@ -78,7 +79,7 @@ func (s *Service) plan(ctx context.Context, f Fork) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, err := s.planOf(ctx, id)
+	p, err := s.fill(ctx, &plan{s: s, id: id, cold: f.Cold})
 	if err != nil {
 		return nil, err
 	}
@@ -93,6 +94,17 @@ func (s *Service) plan(ctx context.Context, f Fork) (*plan, error) {
 
 // planOf reads what is needed to restore snapshot id.
 func (s *Service) planOf(ctx context.Context, id string) (*plan, error) {
+	return s.fill(ctx, &plan{s: s, id: id})
+}
+
+// planCold reads what is needed to boot from the disk of snapshot id.
+func (s *Service) planCold(ctx context.Context, id string) (*plan, error) {
+	return s.fill(ctx, &plan{s: s, id: id, cold: true})
+}
+
+// fill leases the snapshot of p and reads the rest.
+func (s *Service) fill(ctx context.Context, p *plan) (*plan, error) {
+	id := p.id
 	release, err := s.cfg.Store.Lease(id, "plan")
 	if errors.Is(err, errdefs.ErrNotFound) {
 		if row, rowErr := s.cfg.Journal.GetSnapshot(ctx, id); rowErr == nil && row.Status != string(SnapshotReady) {
@@ -102,7 +114,7 @@ func (s *Service) planOf(ctx context.Context, id string) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &plan{s: s, id: id, release: release, isolation: s.cfg.Engine.Probe(ctx).Isolation}
+	p.release, p.isolation = release, s.cfg.Engine.Probe(ctx).Isolation
 	if err := s.fillPlan(ctx, p); err != nil {
 		release()
 		return nil, err
@@ -114,8 +126,11 @@ func notReady(id string, status SnapshotStatus, reason string) error {
 	if reason != "" {
 		reason = ": " + reason
 	}
-	return errdefs.WithHint(errdefs.New(errdefs.ErrNotReady, "snapshot %s is %s%s", id, status, reason),
-		"look at it with: forkd snapshot info %s", id)
+	hint := "look at it with: forkd snapshot info %[1]s"
+	if status == SnapshotStale {
+		hint += "; boot from its disk with: forkd fork --cold %[1]s"
+	}
+	return errdefs.WithHint(errdefs.New(errdefs.ErrNotReady, "snapshot %s is %s%s", id, status, reason), hint, id)
 }
 
 func (s *Service) fillPlan(ctx context.Context, p *plan) (err error) {
@@ -125,7 +140,7 @@ func (s *Service) fillPlan(ctx context.Context, p *plan) (err error) {
 	if err := s.checkEngine(p.manifest); err != nil {
 		return fmt.Errorf("snapshot %s: %w", p.id, err)
 	}
-	if status, reason := s.status(ctx, p.manifest); status != SnapshotReady {
+	if status, reason := s.status(ctx, p.manifest); status != SnapshotReady && !(p.cold && status == SnapshotStale) {
 		return notReady(p.id, status, reason)
 	}
 	if p.chain, err = s.cfg.Store.States(p.id); err != nil {

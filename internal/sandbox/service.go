@@ -95,6 +95,7 @@ type Service struct {
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
 	group  sync.WaitGroup // watchers
+	ending sync.WaitGroup // machines that rollbacks replaced
 
 	closing context.Context // ends when Close begins
 	stop    context.CancelFunc

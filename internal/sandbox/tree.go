@@ -74,6 +74,11 @@ func (s *Service) nodes(ctx context.Context) ([]Node, error) {
 	}
 	var out []Node
 	for _, m := range s.cfg.Store.List() {
+		if from := m.Labels[labelMadeFrom]; from != "" {
+			if _, err := s.cfg.Store.Get(from); err == nil {
+				m.ParentID = from // what it came from, not what its layers lie on
+			}
+		}
 		status, _ := s.status(ctx, m)
 		out = append(out, snapshotNode(m, tags[m.ID], string(status)))
 	}

@@ -207,6 +207,9 @@ type Fork struct {
 	PIDsLimit       int
 	// Shape, where nonzero, must equal the snapshot's: a size is fixed at capture.
 	Shape engine.Shape
+	// Cold boots the children from the disk of the snapshot: its memory is not looked at,
+	// so that it may be stale, and what ran in it does not run.
+	Cold bool
 	// Wait is how long the call may wait for room, in the order of such calls; 0
 	// means that what does not fit fails at once.
 	Wait time.Duration

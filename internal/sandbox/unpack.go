@@ -297,7 +297,7 @@ func (in *unpacking) tryHere(ctx context.Context, m snapshot.Manifest) error {
 // foreignLabels drops what was true only where the snapshot was made.
 func foreignLabels(labels map[string]string) map[string]string {
 	out := withLabels(labels, nil)
-	for _, l := range []string{labelAnonymous, labelAutoTag, labelExpires, labelCheckpointOf, builtinLabel} {
+	for _, l := range []string{labelAnonymous, labelAutoTag, labelExpires, labelCheckpointOf, labelMadeFrom, builtinLabel} {
 		delete(out, l)
 	}
 	return out

@@ -51,10 +51,11 @@ const patience = 20 * time.Second
 
 // world is a host with one data directory and the daemon that has it.
 type world struct {
-	t    *testing.T
-	data string
-	host *fake.Registry
-	cfg  func(*Config) // changes the service's configuration; may be nil
+	t     *testing.T
+	data  string
+	host  *fake.Registry
+	build string        // of the engine; "" is the fake's own
+	cfg   func(*Config) // changes the service's configuration; may be nil
 
 	images *fakeImages
 	script script
@@ -128,7 +129,7 @@ func (w *world) tryOpen(ctx context.Context) (err error) {
 		return err
 	}
 	w.driver = fake.New(fake.Config{
-		Name: w.engine, Registry: w.host, Installation: w.journal.Installation(), Isolation: engine.IsolationEmulated,
+		Name: w.engine, Registry: w.host, Installation: w.journal.Installation(), Isolation: engine.IsolationEmulated, Build: w.build,
 		Fault: func(op fake.Op, id string) error {
 			w.script.mu.Lock()
 			fn := w.script.fault
@@ -240,6 +241,7 @@ func (w *world) finish() {
 // but those that the pool has.
 func (w *world) empty() {
 	w.t.Helper()
+	w.svc.ending.Wait()
 	rows, err := w.journal.ListSandboxes(context.Background(), metadata.SandboxFilter{})
 	if err != nil {
 		w.t.Error(err)
@@ -267,6 +269,7 @@ func (w *world) empty() {
 // that nothing is half-made.
 func (w *world) consistent() {
 	w.t.Helper()
+	w.svc.ending.Wait()
 	ctx := context.Background()
 	rows, err := w.journal.ListSandboxes(ctx, metadata.SandboxFilter{Life: metadata.Living})
 	if err != nil {

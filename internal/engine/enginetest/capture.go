@@ -3,11 +3,13 @@ package enginetest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -168,6 +170,126 @@ func (s *suite) testCapturesInARow(t *testing.T) {
 	}
 	s.captureForgotten(t, source, chains)
 	s.kill(t, source)
+}
+
+// testManyCaptures: a source can be captured on and on, stored or not; children of all
+// depths have the state of their instant, and a state that was merged with some of its
+// ancestors needs only the others.
+func (s *suite) testManyCaptures(t *testing.T) {
+	if s.lacks(t, LiveCapture) {
+		return
+	}
+	const captures = 60
+	source := s.fork(t, s.base)
+	chains := make([][]engine.State, 0, captures)
+	for i := range captures {
+		v := strconv.Itoa(i)
+		s.put(t, source, "many", v, "/root/many", v)
+		if i%10 == 0 {
+			s.noError(t, "write", source.guest.WriteFile(s.ctx(t), "/root/many-"+v, v))
+		}
+		chain := s.capture(t, source, engine.AfterResume)
+		chains = append(chains, chain)
+		if i%4 == 3 { // others are in no later one's chain
+			s.noError(t, "stored", source.m.Stored(s.ctx(t), chain[len(chain)-1].ID))
+			source.chain = chain
+		}
+	}
+	if s.h.Inspect != nil {
+		t.Run("inspect the source", func(t *testing.T) { s.h.Inspect(t, source.m, source.chain) })
+	}
+	look := func(what string, i int, chain []engine.State) {
+		t.Helper()
+		v := strconv.Itoa(i)
+		t.Logf("%s of capture %d: a chain of %d", what, i, len(chain))
+		child := s.fork(t, chain)
+		s.want(t, child, "many", v, "/root/many", v)
+		s.want(t, child, rootKey, rootText, "/root/many-0", "0")
+		if i > 10 {
+			s.want(t, child, "", "", "/root/many-10", "10")
+		}
+		s.kill(t, child)
+	}
+	for _, i := range []int{0, captures / 2, captures - 1} {
+		look("a child", i, chains[i])
+	}
+	s.want(t, source, "many", strconv.Itoa(captures-1), "/root/many-0", "0")
+	if c, ok := s.d.(engine.Compactor); ok {
+		for _, keep := range []int{0, 1, len(chains[captures-1]) / 2} {
+			look(fmt.Sprintf("a child of the merge of all but %d", keep), captures-1, s.merge(t, c, chains[captures-1], keep))
+		}
+	}
+	s.kill(t, source)
+}
+
+// merge returns the chain of the last state of chain on top of the first keep.
+func (s *suite) merge(t *testing.T, c engine.Compactor, chain []engine.State, keep int) []engine.State {
+	t.Helper()
+	before := s.digests(t, chain)
+	dir := s.artifactDir(t)
+	artifacts, err := c.Compact(s.ctx(t), engine.Compaction{Chain: chain, Keep: keep, Dir: dir, BytesPerSecond: 1 << 30})
+	s.noError(t, "merge", err)
+	s.checkCapture(t, dir, engine.CaptureResult{Artifacts: artifacts, Pause: 1})
+	if after := s.digests(t, chain); !maps.Equal(before, after) {
+		t.Error("merging changed what was merged")
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	empty := s.artifactDir(t)
+	if _, err := c.Compact(ctx, engine.Compaction{Chain: chain, Keep: keep, Dir: empty}); !errors.Is(err, context.Canceled) {
+		t.Errorf("a cancelled merge: error is %v", err)
+	}
+	if left, err := os.ReadDir(empty); err != nil || len(left) > 0 {
+		t.Errorf("a cancelled merge left %v, %v", left, err)
+	}
+	return append(slices.Clone(chain[:keep]), engine.State{ID: ident.New(ident.Snapshot), Dir: dir, Artifacts: artifacts})
+}
+
+// testCold: a machine that boots from the disk of a state has its files and none of its
+// memory, and what is captured of it needs nothing else.
+func (s *suite) testCold(t *testing.T) {
+	c, ok := s.d.(engine.ColdBooter)
+	if !ok {
+		return
+	}
+	source := s.fork(t, s.base)
+	s.put(t, source, "cold", "memory", "/root/cold", "disk")
+	chain := s.capture(t, source, engine.AfterEnd)
+	before := s.digests(t, chain)
+	ctx := within(t, s.h.BootPatience)
+	m, err := c.BootFrom(ctx, s.spec(t), chain)
+	s.noError(t, "boot from a disk", err)
+	b := &box{m: m}
+	conn, err := m.DialAgent(ctx)
+	s.noError(t, "dial agent", err)
+	if b.guest, err = s.h.Connect(ctx, conn); err != nil {
+		t.Fatalf("connect to agent of a booted machine: %v\nconsole: %s", err, s.console(t, m))
+	}
+	s.noError(t, "start guest", s.h.Start(ctx, b.guest))
+	s.want(t, b, "", "", "/root/cold", "disk")
+	s.want(t, b, "", "", rootFile, rootText)
+	if v, err := b.guest.Get(ctx, "cold"); err == nil && v == "memory" {
+		t.Error("it has the memory of the state")
+	}
+	if p := m.Parent(); p != "" {
+		t.Errorf("its parent is %q", p)
+	}
+	s.put(t, b, "cold", "again", "/root/cold", "again")
+	alone := s.capture(t, b, engine.AfterResume)
+	if s.h.Inspect != nil {
+		t.Run("inspect", func(t *testing.T) { s.h.Inspect(t, m, chain) })
+	}
+	child := s.fork(t, alone)
+	s.want(t, child, "cold", "again", "/root/cold", "again")
+	s.want(t, child, "", "", rootFile, rootText)
+	if after := s.digests(t, chain); !maps.Equal(before, after) {
+		t.Error("the state that was booted from has changed")
+	}
+	if _, err := c.BootFrom(ctx, s.spec(t), nil); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("boot from nothing: error is %v, want class invalid", err)
+	}
+	s.kill(t, b)
+	s.kill(t, child)
 }
 
 // captureForgotten: when stored captures are deleted, the parent is what was before

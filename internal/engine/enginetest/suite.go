@@ -51,6 +51,8 @@ func Run(t *testing.T, h Harness) {
 		{"live capture", s.testLiveCapture},
 		{"resumed", s.testResumed},
 		{"captures in a row", s.testCapturesInARow},
+		{"many captures", s.testManyCaptures},
+		{"cold", s.testCold},
 		{"chain", s.testChain},
 		{"wrong parent", s.testWrongParent},
 		{"damage", s.testDamage},

@@ -13,8 +13,9 @@ import (
 
 var _ engine.Compactor = (*Driver)(nil)
 
-// Compact writes the last state of chain into dir so that it needs no other.
-func (d *Driver) Compact(ctx context.Context, chain []engine.State, dir string) ([]engine.Artifact, error) {
+// Compact writes the last state of a chain on top of those that stay.
+func (d *Driver) Compact(ctx context.Context, k engine.Compaction) ([]engine.Artifact, error) {
+	chain, dir := k.Chain, k.Dir
 	last := chain[len(chain)-1]
 	if err := d.fault(OpWrite, last.ID); err != nil {
 		return nil, fmt.Errorf("compact %s: %w", last.ID, err)
@@ -30,12 +31,19 @@ func (d *Driver) Compact(ctx context.Context, chain []engine.State, dir string) 
 	if err != nil {
 		return nil, fmt.Errorf("compact %s: %w", last.ID, err)
 	}
+	parentID, below := "", newContent(time.Time{})
+	if k.Keep > 0 {
+		parentID = chain[k.Keep-1].ID
+		if below, err = readChain(chain[:k.Keep], shape); err != nil {
+			return nil, fmt.Errorf("compact %s: %w", last.ID, err)
+		}
+	}
 	if dir == last.Dir {
 		if err := os.Remove(filepath.Join(dir, memoryArtifact)); err != nil {
 			return nil, fmt.Errorf("compact %s: %w", last.ID, err)
 		}
 	}
-	if _, err := writeMemory(filepath.Join(dir, memoryArtifact), "", shape, now, newContent(time.Time{})); err != nil {
+	if _, err := writeMemory(filepath.Join(dir, memoryArtifact), parentID, shape, now, below); err != nil {
 		return nil, err
 	}
 	if err := writeSealed(filepath.Join(dir, diskArtifact), now.Disk); err != nil {

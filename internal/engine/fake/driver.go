@@ -83,6 +83,8 @@ var (
 	_ engine.Driver  = (*Driver)(nil)
 	_ engine.Pooler  = (*Driver)(nil)
 	_ engine.Limiter = (*Driver)(nil)
+
+	_ engine.ColdBooter = (*Driver)(nil)
 )
 
 // New returns a driver.
@@ -188,6 +190,34 @@ func (d *Driver) boot(ctx context.Context, spec engine.Spec) (*Machine, error) {
 		return nil, err
 	}
 	return m, m.p.run(goOn)
+}
+
+// BootFrom starts a guest with empty memory and the disk of a state.
+func (d *Driver) BootFrom(ctx context.Context, spec engine.Spec, chain []engine.State) (engine.Machine, error) {
+	err := d.checkOpen(ctx)
+	if err == nil {
+		err = d.fault(OpBoot, spec.ID)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("boot %s: %w", spec.ID, err)
+	}
+	if len(chain) == 0 {
+		return nil, errdefs.New(errdefs.ErrInvalid, "boot %s: no state given", spec.ID)
+	}
+	old, err := readChain(chain, spec.Shape)
+	if err != nil {
+		return nil, fmt.Errorf("boot %s from %s: %w", spec.ID, chain[len(chain)-1].ID, err)
+	}
+	c := newContent(time.Now())
+	c.Disk = old.Disk
+	m, err := d.start(spec, "", c)
+	if err == nil {
+		err = m.p.run(goOn)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("boot %s: %w", spec.ID, err)
+	}
+	return m, nil
 }
 
 // Restore makes a stopped guest of the last state of chain.

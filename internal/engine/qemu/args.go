@@ -40,6 +40,7 @@ type process struct {
 	cmdline  string     // only for a boot
 	incoming bool       // start stopped, waiting for device state
 	confine  confinement
+	merges   bool // no guest: a process that merges disks into overlay
 }
 
 // diskFile is a read-only file below a machine's overlay.
@@ -50,6 +51,9 @@ type diskFile struct {
 
 // args returns the command line and the files it refers to by number.
 func (p *process) args() ([]string, *fdTable) {
+	if p.merges {
+		return p.mergeArgs()
+	}
 	fds := &fdTable{}
 	mem := fds.add(p.memory)
 	qmp := fds.add(p.qmp)
@@ -104,13 +108,17 @@ func (p *process) diskArgs(fds *fdTable) []string {
 	// capture has put another one on top of it.
 	a = append(a,
 		"-add-fd", fmt.Sprintf("fd=%d,set=1,opaque=%s", fds.add(p.overlay.rw), opaqueWritable),
-		"-add-fd", fmt.Sprintf("fd=%d,set=1", fds.add(p.overlay.ro)),
-		"-blockdev", "driver=qcow2,node-name="+overlayNode(0)+",discard=unmap,file.driver=file,file.filename=/dev/fdset/1,file.locking=off,file.auto-read-only=on,file.discard=unmap,backing="+backing)
+		"-add-fd", fmt.Sprintf("fd=%d,set=1,opaque=%s", fds.add(p.overlay.ro), overlayNode(0)),
+		"-blockdev", "driver=qcow2,node-name="+overlayNode(0)+",discard=unmap,file.driver=file,file.node-name="+fileNode(overlayNode(0))+
+			",file.filename=/dev/fdset/1,file.locking=off,file.auto-read-only=on,file.discard=unmap,backing="+backing)
 	return a
 }
 
 // overlayNode is the name of the block node of a machine's i-th overlay.
 func overlayNode(i int) string { return fmt.Sprintf("overlay%d", i) }
+
+// fileNode is the name of the node of the file below an overlay's node.
+func fileNode(node string) string { return node + "-file" }
 
 // Marks of writable descriptors in QEMU's descriptor sets.
 const (

@@ -41,6 +41,7 @@ func (m *Machine) Capture(ctx context.Context, spec engine.CaptureSpec) (engine.
 		return engine.CaptureResult{}, errdefs.New(errdefs.ErrInvalid, "capture %s: its parent is %q, not %q", m.rec.ID, c.parent.Snapshot, parentID)
 	}
 	defer c.close()
+	defer m.mergeLater()
 	res, err := c.run(ctx)
 	if err != nil {
 		return engine.CaptureResult{}, fmt.Errorf("capture %s: %w", m.rec.ID, err)
@@ -62,7 +63,7 @@ type capture struct {
 
 func (c *capture) close() {
 	c.view.Close()
-	_ = linux.Free(c.arena)
+	c.m.d.arenas.give(c.arena)
 	if c.next != nil {
 		c.next.files.close()
 	}
@@ -118,7 +119,7 @@ func (c *capture) prepare(ctx context.Context) (err error) {
 	}
 	// An eighth more, for what the guest writes until it stops.
 	pages := linux.CountPages(runs)
-	if c.arena, err = linux.Touched(int(pages+pages/8+64) * linux.PageSize); err != nil {
+	if c.arena, err = c.m.d.arenas.take(int(pages+pages/8+64) * linux.PageSize); err != nil {
 		return err
 	}
 	if c.spec.After == engine.AfterResume {

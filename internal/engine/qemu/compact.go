@@ -2,6 +2,7 @@ package qemu
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -16,58 +17,75 @@ import (
 
 var _ engine.Compactor = (*Driver)(nil)
 
-// Compact writes the last state of chain into dir so that it needs no other: its
-// memory merged into one layer, its disk layers copied (sharing blocks where the
-// file system can). dir may be the directory of the last state: what it held is
-// replaced.
-func (d *Driver) Compact(ctx context.Context, chain []engine.State, dir string) ([]engine.Artifact, error) {
-	last := chain[len(chain)-1]
-	memory := filepath.Join(dir, memoryArtifact+".tmp")
-	if err := memimage.Merge(ctx, chain, memory); err != nil {
-		return nil, fmt.Errorf("compact memory of %s: %w", last.ID, err)
-	}
-	disks, err := compactDisks(ctx, chain, dir)
-	if err != nil {
-		return nil, fmt.Errorf("compact disk of %s: %w", last.ID, err)
-	}
-	if dir != last.Dir {
-		if err := copyDevice(last, dir); err != nil {
-			return nil, fmt.Errorf("compact %s: %w", last.ID, err)
+// Names of what Compact makes until all of it is there.
+const (
+	memoryTemp = memoryArtifact + ".tmp"
+	diskTemp   = "disk.tmp"
+	mergedDisk = "layer-000.qcow2"
+)
+
+// Compact merges the layers of a state with those of its ancestors that do not stay:
+// memory into one layer, disk into one. What is in k.Dir changes only at the end.
+func (d *Driver) Compact(ctx context.Context, k engine.Compaction) (_ []engine.Artifact, err error) {
+	last := k.Chain[len(k.Chain)-1]
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("compact %s: %w", last.ID, err)
+			for _, name := range []string{memoryTemp, diskTemp} {
+				_ = os.Remove(filepath.Join(k.Dir, name))
+			}
 		}
+	}()
+	if err := memimage.Merge(ctx, k, filepath.Join(k.Dir, memoryTemp)); err != nil {
+		return nil, fmt.Errorf("merge memory: %w", err)
 	}
-	if err := os.Rename(memory, filepath.Join(dir, memoryArtifact)); err != nil {
-		return nil, fmt.Errorf("compact %s: %w", last.ID, err)
+	if err := d.compactDisks(ctx, k); err != nil {
+		return nil, err
 	}
-	artifacts, _, err := listArtifacts(dir, disks)
+	if k.Dir == last.Dir {
+		for _, a := range last.Artifacts {
+			if a.Kind == kindDisk {
+				if err := os.Remove(filepath.Join(k.Dir, a.Name)); err != nil {
+					return nil, err
+				}
+			}
+		}
+	} else if err := copyDevice(last, k.Dir); err != nil {
+		return nil, err
+	}
+	if err := os.Rename(filepath.Join(k.Dir, memoryTemp), filepath.Join(k.Dir, memoryArtifact)); err != nil {
+		return nil, err
+	}
+	if err := os.Rename(filepath.Join(k.Dir, diskTemp), filepath.Join(k.Dir, mergedDisk)); err != nil {
+		return nil, err
+	}
+	artifacts, _, err := listArtifacts(k.Dir, []string{mergedDisk})
 	return artifacts, err
 }
 
-// compactDisks gathers the disk layers of all states in dir, lowest first.
-func compactDisks(ctx context.Context, chain []engine.State, dir string) ([]string, error) {
-	var names []string
-	for _, s := range chain {
-		for _, a := range s.Artifacts {
-			if a.Kind != kindDisk {
-				continue
-			}
-			if err := ctx.Err(); err != nil {
-				return nil, err
-			}
-			name := fmt.Sprintf("layer-%03d.qcow2", len(names))
-			names = append(names, name)
-			from, to := filepath.Join(s.Dir, a.Name), filepath.Join(dir, name)
-			var err error
-			if s.Dir == dir {
-				err = os.Rename(from, to)
-			} else {
-				err = copySparse(to, from)
-			}
-			if err != nil {
-				return nil, err
-			}
+// compactDisks merges the disk layers of all states that do not stay into one.
+func (d *Driver) compactDisks(ctx context.Context, k engine.Compaction) error {
+	var files []*os.File
+	defer func() {
+		for _, f := range files {
+			_ = f.Close()
+		}
+	}()
+	for _, s := range k.Chain[k.Keep:] {
+		some, err := memimage.OpenArtifacts(s, kindDisk)
+		files = append(files, some...)
+		if err != nil {
+			return err
 		}
 	}
-	return names, nil
+	out := filepath.Join(k.Dir, diskTemp)
+	switch {
+	case len(files) == 1 && k.Dir == k.Chain[len(k.Chain)-1].Dir:
+		return os.Link(files[0].Name(), out)
+	case len(files) == 1:
+		return copySparse(out, files[0].Name())
+	}
+	return d.mergeDisks(ctx, mergeWanted{files: files, out: out, bytes: k.BytesPerSecond})
 }
 
 func copyDevice(s engine.State, dir string) error {
@@ -76,7 +94,7 @@ func copyDevice(s engine.State, dir string) error {
 			return copySparse(filepath.Join(dir, deviceArtifact), filepath.Join(s.Dir, a.Name))
 		}
 	}
-	return nil
+	return errors.New("it has no device state")
 }
 
 // copySparse copies src to the new file dst, sharing blocks where the file system

@@ -63,7 +63,10 @@ type Driver struct {
 
 	images *memimage.Images
 	pool   *warm.Pool
+	arenas arenas
 	limits limit.Limiter
+	// merging is held by the merge of disk layers under way.
+	merging turn
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -111,6 +114,10 @@ func New(ctx context.Context, cfg Config) (*Driver, error) {
 		emptyDir: empty, isRoot: os.Geteuid() == 0,
 		images:   memimage.NewImages(cfg.ResidentMaxBytes),
 		machines: map[string]*Machine{},
+		merging:  newTurn(),
+	}
+	if err := removeMerges(cfg.Dir); err != nil {
+		return nil, fmt.Errorf("start qemu engine: %w", err)
 	}
 	d.limits = limit.New(cfg.Installation)
 	d.ctx, d.cancel = context.WithCancel(context.Background())
@@ -232,6 +239,7 @@ func (d *Driver) Close() error {
 		m.closeConnections()
 	}
 	d.images.Close()
+	d.arenas.drop()
 	return nil
 }
 

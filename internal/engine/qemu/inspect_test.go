@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/engine/memimage"
@@ -40,6 +41,43 @@ func inspectProcess(t *testing.T, m engine.Machine, chain []engine.State) {
 		t.Errorf("the process sees network interfaces %v", devices)
 	}
 	inspectDescriptors(t, proc, chain)
+	inspectOverlays(t, m.(*Machine))
+}
+
+// inspectOverlays: once nothing is being merged any more, the machine has not many
+// overlays, and QEMU has open as many files as that takes.
+func inspectOverlays(t *testing.T, m *Machine) {
+	t.Helper()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(time.Minute)
+	for busy := true; busy; {
+		m.mu.Lock()
+		busy = m.restacking
+		m.mu.Unlock()
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatal("overlays are still being merged after a minute")
+		}
+	}
+	m.mu.Lock()
+	overlays, failed := len(m.rec.Overlays), m.mergeFailed
+	m.mu.Unlock()
+	if failed || overlays > 2*maxOverlays {
+		t.Errorf("the machine has %d overlays, merging failed: %t", overlays, failed)
+	}
+	fds, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(m.PID()), "fd"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if most := 40 + 2*(overlays+m.rec.Disks); len(fds) > most {
+		t.Errorf("the process has %d descriptors with %d overlays on %d disk files", len(fds), overlays, m.rec.Disks)
+	}
+	files, err := filepath.Glob(filepath.Join(m.dir, "*.qcow2"))
+	if err != nil || len(files) != overlays {
+		t.Errorf("its directory has %d disk files (%v), it has %d overlays", len(files), err, overlays)
+	}
 }
 
 func inspectStatus(t *testing.T, proc string) {

@@ -42,6 +42,7 @@ type record struct {
 	Shape     engine.Shape `json:"shape"`
 	MappedID  string       `json:"mapped_snapshot"` // whose resident image it maps; "" after a boot
 	ForkedID  string       `json:"forked_snapshot"` // it was restored from; "" after a boot
+	Disks     int          `json:"disks,omitempty"` // files below them; 0: not known, an older daemon made it
 	Overlays  []string     `json:"overlays"`        // its own disk files, topmost last
 	Captures  []mark       `json:"captures"`        // that were stored since, oldest first
 	Qualifier string       `json:"qualifier"`       // installation the -name carries
@@ -95,6 +96,8 @@ type Machine struct {
 	lastActivity time.Time
 	// +checklocks:mu
 	migrated chan string // receives the status of a state load
+	// +checklocks:mu
+	restacking, mergeFailed bool // overlays are being merged; the last merge failed
 	// +checklocks:mu
 	noSpace bool // the guest stands still until the host's disk has space
 }

@@ -19,7 +19,7 @@ func (d *Driver) OccupiedKiB() (int64, error) {
 		pids = append(pids, m.rec.PID)
 	}
 	d.mu.Unlock()
-	total := d.images.OccupiedKiB()
+	total := d.images.OccupiedKiB() + d.arenas.keptKiB()
 	for _, pid := range pids {
 		kib, err := linux.ReadPrivateKiB(pid)
 		if errors.Is(err, errdefs.ErrNotFound) {

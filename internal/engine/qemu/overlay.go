@@ -59,13 +59,13 @@ func (m *Machine) openNext(ctx context.Context) (_ *nextOverlay, err error) {
 		return nil, err
 	}
 	n.set = added.Set
-	if err := m.command(ctx, "add-fd", map[string]any{"fdset-id": n.set}, nil, n.files.ro); err != nil {
+	if err := m.command(ctx, "add-fd", map[string]any{"fdset-id": n.set, "opaque": overlayNode(n.index)}, nil, n.files.ro); err != nil {
 		return nil, err
 	}
 	node := map[string]any{
 		"driver": "qcow2", "node-name": overlayNode(n.index), "discard": "unmap", "backing": nil,
 		"file": map[string]any{
-			"driver": "file", "filename": fmt.Sprintf("/dev/fdset/%d", n.set), "locking": "off",
+			"driver": "file", "node-name": fileNode(overlayNode(n.index)), "filename": fmt.Sprintf("/dev/fdset/%d", n.set), "locking": "off",
 			"auto-read-only": true, "discard": "unmap",
 		},
 	}
@@ -121,27 +121,14 @@ func (c *capture) linkOverlays() ([]string, error) {
 // releaseDescriptors closes what a capture has left open for writing: device state,
 // and overlays that are only read now. QEMU closes them only while the guest runs.
 func (m *Machine) releaseDescriptors(ctx context.Context) error {
-	var sets []struct {
-		Set int `json:"fdset-id"`
-		FDs []struct {
-			FD     int    `json:"fd"`
-			Opaque string `json:"opaque"`
-		} `json:"fds"`
-	}
+	var sets []fdSet
 	if err := m.command(ctx, "query-fdsets", nil, &sets); err != nil {
 		return err
 	}
-	newest := 0
+	top := m.topSet(sets)
 	for _, s := range sets {
 		for _, f := range s.FDs {
-			if f.Opaque == opaqueWritable {
-				newest = max(newest, s.Set)
-			}
-		}
-	}
-	for _, s := range sets {
-		for _, f := range s.FDs {
-			if f.Opaque != opaqueState && (f.Opaque != opaqueWritable || s.Set == newest) {
+			if f.Opaque != opaqueState && (f.Opaque != opaqueWritable || s.Set == top) {
 				continue
 			}
 			if err := m.command(ctx, "remove-fd", map[string]any{"fdset-id": s.Set, "fd": f.FD}, nil); err != nil {
@@ -150,6 +137,25 @@ func (m *Machine) releaseDescriptors(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// topSet finds the descriptor set of the overlay that is written. QEMU uses numbers of
+// closed sets again, so they say nothing; of a machine that an older daemon made, whose
+// sets do not tell their overlay, none was closed, and it is the highest.
+func (m *Machine) topSet(sets []fdSet) int {
+	overlays := m.overlays()
+	node, highest := nodeOf(overlays[len(overlays)-1]), 0
+	for _, s := range sets {
+		for _, f := range s.FDs {
+			if f.Opaque == node {
+				return s.Set
+			}
+			if f.Opaque == opaqueWritable {
+				highest = max(highest, s.Set)
+			}
+		}
+	}
+	return highest
 }
 
 // lastMark is what the machine's next capture is a difference to.
@@ -173,6 +179,7 @@ func (m *Machine) Stored(ctx context.Context, snapshotID string) error {
 		return fmt.Errorf("settle capture of %s: %w", m.rec.ID, err)
 	}
 	defer m.op.give()
+	defer m.mergeLater()
 	return m.changeMarks(func(all []mark, overlays int) []mark {
 		return append(all, mark{Snapshot: snapshotID, Overlays: overlays - 1})
 	})

@@ -28,6 +28,52 @@ func (d *Driver) Boot(ctx context.Context, spec engine.Spec) (engine.Machine, er
 	return m, nil
 }
 
+var _ engine.ColdBooter = (*Driver)(nil)
+
+// BootFrom starts a machine from the disk of a state. Its disk layers become overlays of
+// the machine, by links: so a capture holds them, as one of a machine that was booted
+// holds all that the root file system has not.
+func (d *Driver) BootFrom(ctx context.Context, spec engine.Spec, chain []engine.State) (engine.Machine, error) {
+	if len(chain) == 0 {
+		return nil, errdefs.New(errdefs.ErrInvalid, "boot %s: no state given", spec.ID)
+	}
+	memory, err := memimage.Empty(spec.Shape.MemoryMiB)
+	if err != nil {
+		return nil, fmt.Errorf("boot %s: %w", spec.ID, err)
+	}
+	defer memory.Close()
+	lower, err := linkLayers(spec.Dir, chain)
+	if err != nil {
+		return nil, fmt.Errorf("boot %s: %w", spec.ID, err)
+	}
+	m, err := d.launch(ctx, spec, launchPlan{memory: memory, lower: lower})
+	if err != nil {
+		return nil, fmt.Errorf("boot %s from %s: %w", spec.ID, chain[len(chain)-1].ID, err)
+	}
+	return m, nil
+}
+
+// linkLayers links the disk layers of all states into dir and returns their names there,
+// lowest first.
+func linkLayers(dir string, chain []engine.State) ([]string, error) {
+	var names []string
+	for _, s := range chain {
+		files, err := memimage.OpenArtifacts(s, kindDisk)
+		for _, f := range files {
+			name := lowerName(len(names))
+			if err == nil {
+				err = os.Link(f.Name(), filepath.Join(dir, name))
+			}
+			names = append(names, name)
+			_ = f.Close()
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return names, nil
+}
+
 // Restore makes a stopped machine from the last state of chain.
 func (d *Driver) Restore(ctx context.Context, spec engine.Spec, chain []engine.State) (engine.Machine, error) {
 	if len(chain) == 0 {
@@ -77,6 +123,7 @@ type launchPlan struct {
 	memory *os.File
 	mapped string // id of the snapshot whose image memory is; "" for a boot
 	chain  []engine.State
+	lower  []string // overlays of others in the machine's directory, for a boot from a disk
 }
 
 // launch starts the process of a machine and connects its monitor. On error
@@ -93,7 +140,7 @@ func (d *Driver) launch(ctx context.Context, spec engine.Spec, plan launchPlan) 
 	if !p.incoming {
 		p.kernel, p.initrd, p.cmdline = spec.Root.Kernel, spec.Root.Initramfs, kernelCmdline(d.tscKHz)
 	}
-	files, err := p.open(spec, plan.chain)
+	files, err := p.open(spec, plan)
 	defer func() {
 		for _, f := range files {
 			_ = f.Close()
@@ -107,6 +154,7 @@ func (d *Driver) launch(ctx context.Context, spec engine.Spec, plan launchPlan) 
 		return nil, err
 	}
 	m := &Machine{d: d, dir: spec.Dir, cmd: cmd, done: make(chan struct{}), left: make(chan struct{}), full: make(chan struct{}, 1), op: newTurn()}
+	m.rec.Disks, m.rec.Overlays = len(p.disks)-len(plan.lower), append(plan.lower, overlayName(0))
 	if err := m.register(ctx, spec, plan, p.confine.uid); err != nil {
 		return nil, err
 	}
@@ -127,7 +175,7 @@ func (m *Machine) register(ctx context.Context, spec engine.Spec, plan launchPla
 	}
 	m.rec = record{
 		Version: recordVersion, ID: spec.ID, PID: pid, Start: proc.Start, BootID: m.d.bootID,
-		UID: uid, Shape: spec.Shape, Qualifier: m.d.cfg.Installation, Overlays: []string{overlayName(0)},
+		UID: uid, Shape: spec.Shape, Qualifier: m.d.cfg.Installation, Disks: m.rec.Disks, Overlays: m.rec.Overlays,
 	}
 	if len(plan.chain) > 0 {
 		m.rec.MappedID = plan.mapped
@@ -152,7 +200,7 @@ func (m *Machine) register(ctx context.Context, spec engine.Spec, plan launchPla
 
 // open opens or creates the files of a process. The caller closes the files
 // returned, also on error.
-func (p *process) open(spec engine.Spec, chain []engine.State) ([]*os.File, error) {
+func (p *process) open(spec engine.Spec, plan launchPlan) ([]*os.File, error) {
 	var files []*os.File
 	keep := func(f *os.File, err error) (*os.File, error) {
 		if err == nil {
@@ -176,7 +224,14 @@ func (p *process) open(spec engine.Spec, chain []engine.State) ([]*os.File, erro
 		return files, fmt.Errorf("open root file system: %w", err)
 	}
 	p.disks = append(p.disks, diskFile{file: base, format: "raw"})
-	for _, s := range chain {
+	for _, name := range plan.lower {
+		f, err := keep(os.Open(filepath.Join(spec.Dir, name)))
+		if err != nil {
+			return files, fmt.Errorf("open disk layer: %w", err)
+		}
+		p.disks = append(p.disks, diskFile{file: f, format: "qcow2"})
+	}
+	for _, s := range plan.chain {
 		layers, err := memimage.OpenArtifacts(s, kindDisk)
 		files = append(files, layers...)
 		if err != nil {
@@ -188,6 +243,11 @@ func (p *process) open(spec engine.Spec, chain []engine.State) ([]*os.File, erro
 	}
 	return files, nil
 }
+
+// lowerName is the file of the i-th layer of another's disk in a machine's directory.
+func lowerName(i int) string { return fmt.Sprintf("%s%03d.qcow2", lowerPrefix, i) }
+
+const lowerPrefix = "lower"
 
 // overlayName is the file of a machine's i-th overlay.
 func overlayName(i int) string { return fmt.Sprintf("disk%d.qcow2", i) }

@@ -119,7 +119,7 @@ func forkOf(req api.CreateSandboxes) (sandbox.Fork, error) {
 	}
 	f := sandbox.Fork{
 		Snapshot: req.SnapshotTag, N: n, Name: req.Name, Labels: req.Labels, Env: req.Env,
-		Partial: req.Partial, Engine: req.Engine, Secrets: req.Secrets, WithSecrets: req.WithSecrets,
+		Partial: req.Partial, Engine: req.Engine, Cold: req.Cold, Secrets: req.Secrets, WithSecrets: req.WithSecrets,
 	}
 	var err error
 	if f.Reseed, err = sandbox.ParseReseed(req.Reseed); err != nil {

@@ -83,7 +83,7 @@ func diffOf(d sandbox.Diff) api.Diff {
 	return api.Diff{
 		A: sideOf(d.A), B: sideOf(d.B), Changes: convert(d.Changes, changeOf), Truncated: d.Truncated,
 		ProcessesAdded: convert(d.ProcessesAdded, processOf), ProcessesRemoved: convert(d.ProcessesRemoved, processOf),
-		Patch: d.Patch, PatchSkipped: d.PatchSkipped, DurationMS: ms(d.Duration),
+		Patch: d.Patch, PatchSkipped: d.PatchSkipped, Warnings: d.Warnings, DurationMS: ms(d.Duration),
 	}
 }
 

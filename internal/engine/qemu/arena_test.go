@@ -1,0 +1,41 @@
+package qemu
+
+import "testing"
+
+// TestArenas: the room of the last capture serves the next, unless it is too small, and
+// what is too large to keep is not kept.
+func TestArenas(t *testing.T) {
+	var a arenas
+	take := func(size int) []byte {
+		t.Helper()
+		b, err := a.take(size)
+		if err != nil || len(b) < size {
+			t.Fatalf("take %d bytes: %d, %v", size, len(b), err)
+		}
+		return b
+	}
+	first := take(1 << 20)
+	a.give(first)
+	if got := a.keptKiB(); got != 1024 {
+		t.Errorf("%d KiB are kept", got)
+	}
+	if again := take(1 << 19); &again[0] != &first[0] {
+		t.Error("what was kept is not used again")
+	} else {
+		a.give(again)
+	}
+	larger := take(1 << 21)
+	a.give(larger)
+	if got := a.keptKiB(); got != 2048 {
+		t.Errorf("%d KiB are kept, the larger of two is worth more", got)
+	}
+	a.give(take(keptArena + 4096))
+	if got := a.keptKiB(); got != 2048 {
+		t.Errorf("%d KiB are kept after a huge one", got)
+	}
+	a.drop()
+	a.drop()
+	if got := a.keptKiB(); got != 0 {
+		t.Errorf("%d KiB are kept after a drop", got)
+	}
+}
