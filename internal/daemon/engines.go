@@ -45,7 +45,7 @@ type engineSetup struct {
 func registry() []engineEntry {
 	return []engineEntry{
 		{name: selection.KVM, open: openKVM},
-		{name: gvisor.Name, open: openGVisor},
+		{name: gvisor.Name, open: openGVisor, prove: proveGVisor},
 		{name: qemu.Name, ready: true, open: openQEMU},
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"forkd.dev/forkd/internal/agentwire"
@@ -69,7 +70,9 @@ func (p Proof) with(ctx context.Context, what string, start func(engine.Spec) (e
 	}()
 	m, err := start(engine.Spec{ID: id, Dir: dir, Shape: p.Shape, Root: p.Root})
 	if err == nil {
-		err = use(m)
+		if err = use(m); err != nil {
+			err = fmt.Errorf("%w%s", err, lastLine(m))
+		}
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 		defer cancel()
 		err = errors.Join(err, m.Kill(clean))
@@ -78,6 +81,22 @@ func (p Proof) with(ctx context.Context, what string, start func(engine.Spec) (e
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	return nil
+}
+
+// lastLine is the last line that a guest's kernel printed, for an error text.
+func lastLine(m engine.Machine) string {
+	r, err := m.Console()
+	if err != nil {
+		return ""
+	}
+	defer r.Close()
+	buf := make([]byte, 64<<10)
+	n, _ := r.Read(buf)
+	lines := strings.Split(strings.TrimSpace(string(buf[:n])), "\n")
+	if last := lines[len(lines)-1]; last != "" {
+		return fmt.Sprintf("; its console ends with: %.300s", last)
+	}
+	return ""
 }
 
 // capture sets up the agent of a booted machine and stores its state.
