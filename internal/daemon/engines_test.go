@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -236,9 +237,34 @@ func TestOtherEnginesAtRest(t *testing.T) {
 	if err := h.reapOthers(t.Context(), "gvisor", db, t.Logf); err != nil || h.opens["qemu"] != 0 {
 		t.Errorf("opened qemu %d times (%v)", h.opens["qemu"], err)
 	}
-	// One that cannot run any more has nothing that runs.
+}
+
+// TestProgramIsGone: where an engine cannot be started any more, a sandbox runs if a
+// process of this host names it.
+func TestProgramIsGone(t *testing.T) {
+	h := newFakeHost(t, "qemu")
+	db, err := metadata.Open(t.Context(), metadata.Config{Dir: h.dataDir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	id := h.runs(t, db, "gvisor", "running", "")
+	h.runs(t, db, "gvisor", "running", "")
 	h.fail["gvisor"] = errdefs.New(errdefs.ErrUnavailable, "runsc is gone")
 	if got, err := h.running(t.Context(), db, t.Logf); err != nil || len(got) != 0 {
 		t.Errorf("running are %v (%v)", got, err)
 	}
+	cmd := exec.CommandContext(t.Context(), "sh", "-c", "read line", "forkd-"+id)
+	in, err := cmd.StdinPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := h.running(t.Context(), db, t.Logf); err != nil || got["gvisor"] != 1 {
+		t.Errorf("running are %v (%v)", got, err)
+	}
+	_ = in.Close()
+	_ = cmd.Wait() // it reads to no end
 }

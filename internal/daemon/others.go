@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/errdefs"
@@ -32,7 +33,7 @@ func adoptable(row metadata.Sandbox) bool {
 }
 
 // openOther starts the driver of an engine that is not the daemon's, in its own
-// directory. It is nil if it cannot run here: then nothing of it runs.
+// directory. It is nil if it cannot run here.
 func (e *engines) openOther(ctx context.Context, name, installation string, logf func(string, ...any)) (engine.Driver, error) {
 	if _, err := e.find(name); err != nil {
 		logf("the journal has sandboxes of engine %s, which this version does not know", name)
@@ -72,11 +73,16 @@ func (e *engines) running(ctx context.Context, db *metadata.DB, logf func(string
 	return out, nil
 }
 
-// alive lists the machines of an engine that have a process.
+// alive lists the machines of an engine that have a process. Of one that cannot be
+// started any more, those that a process of the host names in its arguments: its
+// program may have gone while they run.
 func (e *engines) alive(ctx context.Context, name, installation string, logf func(string, ...any)) (_ map[string]bool, err error) {
 	d, err := e.openOther(ctx, name, installation, logf)
-	if d == nil || err != nil {
+	if err != nil {
 		return nil, err
+	}
+	if d == nil {
+		return namedByProcesses("/proc")
 	}
 	defer func() { err = errors.Join(err, d.Close()) }()
 	ids, err := d.Orphans(ctx)
@@ -86,6 +92,28 @@ func (e *engines) alive(ctx context.Context, name, installation string, logf fun
 	out := map[string]bool{}
 	for _, id := range ids {
 		out[id] = true
+	}
+	return out, nil
+}
+
+// machineID finds ids of machines in the arguments of processes.
+var machineID = regexp.MustCompile(`sb[a-z0-9]{20}`)
+
+// namedByProcesses lists the machine ids in the arguments of all processes.
+func namedByProcesses(proc string) (map[string]bool, error) {
+	files, err := filepath.Glob(filepath.Join(proc, "[0-9]*", "cmdline"))
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
+	}
+	out := map[string]bool{}
+	for _, path := range files {
+		args, err := os.ReadFile(path)
+		if err != nil {
+			continue // it has ended
+		}
+		for _, id := range machineID.FindAllString(string(args), -1) {
+			out[id] = true
+		}
 	}
 	return out, nil
 }
