@@ -99,6 +99,9 @@ const (
 	deviceKindEnd
 )
 
+// AgentPort is the name of the port of the console that the guest agent opens.
+const AgentPort = "org.forkd.agent"
+
 // Boot starts a machine from a kernel.
 type Boot struct {
 	ID      string

@@ -128,7 +128,7 @@ func (f *files) devices(spec engine.Spec, chain []engine.State) ([]vmmwire.Devic
 	if err != nil {
 		return nil, err
 	}
-	return []vmmwire.Device{serial, port, disk, {Kind: vmmwire.DeviceRNG}, {Kind: vmmwire.DeviceBalloon}}, nil
+	return []vmmwire.Device{serial, port, disk}, nil
 }
 
 // kernelCmdline is for a boot under KVM. The clock is the TSC, whose rate is the host's: a

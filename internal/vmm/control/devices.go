@@ -13,6 +13,8 @@ func (s *Server) addDevice(d vmmwire.Device, files *Files) error {
 	switch d.Kind {
 	case vmmwire.DeviceSerial:
 		return addSerial(s.cfg.Machine, d, files)
+	case vmmwire.DeviceConsole:
+		return s.addConsole(d, files)
 	case vmmwire.DeviceBlock:
 		return s.addBlock(d, files)
 	}
