@@ -6,6 +6,7 @@ SHELL := /bin/bash
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 PROGRAMS := forkd.dev/forkd/internal/programs
 AGENT := internal/programs/embedded/forkd-agent
+MONITOR := internal/programs/embedded/forkd-vmm
 FUZZTIME ?= 10s
 TESTFLAGS ?=
 GOLANGCI_LINT_VERSION := v2.5.0
@@ -20,10 +21,11 @@ help: ## list the targets
 setup: ## install the Debian packages that are missing (root or sudo)
 	@scripts/setup.sh
 
-build: ## build bin/forkd with the guest agent inside
+build: ## build bin/forkd with the guest agent and the machine monitor inside
 	@mkdir -p bin
 	@# No commit in the agent: its bytes, and so the images made with it, change only with its code.
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w" -o $(AGENT) ./cmd/forkd-agent
+	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w" -o $(MONITOR) ./cmd/forkd-vmm
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X $(PROGRAMS).stamp=$(VERSION)" -o bin/forkd ./cmd/forkd
 
 run: setup build ## set up, build, and show 20 forks that answer
@@ -64,4 +66,4 @@ leakcheck: ## list what is left of forkd on this host; fails if there is anythin
 	@scripts/leakcheck.sh
 
 clean: ## remove what make built (not images or snapshots)
-	rm -rf bin .cache $(AGENT)
+	rm -rf bin .cache $(AGENT) $(MONITOR)

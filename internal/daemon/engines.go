@@ -12,6 +12,7 @@ import (
 	"forkd.dev/forkd/internal/doctor"
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/engine/gvisor"
+	"forkd.dev/forkd/internal/engine/kvm"
 	"forkd.dev/forkd/internal/engine/qemu"
 	"forkd.dev/forkd/internal/engine/selection"
 	"forkd.dev/forkd/internal/errdefs"
@@ -44,14 +45,24 @@ type engineSetup struct {
 // which of them auto may choose.
 func registry() []engineEntry {
 	return []engineEntry{
-		{name: selection.KVM, open: openKVM},
+		{name: kvm.Name, open: openKVM},
 		{name: gvisor.Name, open: openGVisor, prove: proveGVisor},
 		{name: qemu.Name, ready: true, open: openQEMU},
 	}
 }
 
-func openKVM(context.Context, engineSetup) (engine.Driver, error) {
-	return nil, errdefs.WithHint(errdefs.New(errdefs.ErrUnavailable, "the kvm engine is not part of this version"), "use auto, or one that forkd engine ls shows as available")
+// blankMonitors is how many processes of the kvm engine wait for a machine of each shape.
+const blankMonitors = 4
+
+func openKVM(ctx context.Context, s engineSetup) (engine.Driver, error) {
+	monitor, err := programs.Monitor()
+	if err != nil {
+		return nil, err
+	}
+	return kvm.New(ctx, kvm.Config{
+		Dir: s.dir, LibexecDir: filepath.Join(s.dataDir, "libexec"), Program: monitor, Installation: s.installation,
+		ResidentMaxBytes: s.residentMaxBytes, Blank: blankMonitors, Log: s.logf,
+	})
 }
 
 func openGVisor(_ context.Context, s engineSetup) (engine.Driver, error) {
