@@ -20,11 +20,11 @@ import (
 	"forkd.dev/forkd/internal/vmmwire"
 )
 
-// File names of the artifacts of a capture; disk layers are numbered from the
-// lowest on.
+// File names of the artifacts of a capture.
 const (
 	memoryArtifact = "memory.layer"
 	deviceArtifact = "device.state"
+	diskArtifact   = "disk-000.cow1"
 )
 
 // Capture stores memory, devices and disk as they are at one instant. The monitor copies
@@ -102,7 +102,7 @@ func (c *capture) run(ctx context.Context) (res engine.CaptureResult, err error)
 			return res, err
 		}
 	}
-	disks, err := c.linkOverlays()
+	disks, err := c.linkOverlays(ctx)
 	if err != nil {
 		return res, err
 	}
@@ -202,26 +202,45 @@ func (m *Machine) pushOverlay(name string) error {
 }
 
 // linkOverlays gives the snapshot the machine's disk layers above its parent's: of
-// one that ended all, of one that goes on all but the new one.
-func (c *capture) linkOverlays() ([]string, error) {
+// one that ended all, of one that goes on all but the new one. Several, of captures that
+// were not stored, become one.
+func (c *capture) linkOverlays(ctx context.Context) ([]string, error) {
 	mine := c.m.overlays()
 	if c.spec.After == engine.AfterResume {
 		mine = mine[:len(mine)-1]
 	}
 	mine = mine[c.parent.Overlays:]
-	names := make([]string, len(mine))
-	for i, name := range mine {
-		names[i] = fmt.Sprintf("disk-%03d.cow1", i)
-		from, to := filepath.Join(c.m.dir, name), filepath.Join(c.spec.Dir, names[i])
-		move := os.Rename
-		if c.spec.After == engine.AfterResume {
-			move = os.Link
-		}
-		if err := move(from, to); err != nil {
-			return nil, fmt.Errorf("hand over disk layer: %w", err)
-		}
+	to := filepath.Join(c.spec.Dir, diskArtifact)
+	var err error
+	switch {
+	case len(mine) > 1:
+		err = c.mergeOverlays(ctx, mine, to)
+	case c.spec.After == engine.AfterResume:
+		err = os.Link(filepath.Join(c.m.dir, mine[0]), to)
+	default:
+		err = os.Rename(filepath.Join(c.m.dir, mine[0]), to)
 	}
-	return names, nil
+	if err != nil {
+		return nil, fmt.Errorf("hand over disk layer: %w", err)
+	}
+	return []string{diskArtifact}, nil
+}
+
+func (c *capture) mergeOverlays(ctx context.Context, names []string, to string) error {
+	m := diskMerge{parent: c.parent.Snapshot, out: to}
+	defer func() {
+		for _, f := range m.files {
+			_ = f.Close()
+		}
+	}()
+	for _, name := range names {
+		f, err := os.Open(filepath.Join(c.m.dir, name))
+		if err != nil {
+			return err
+		}
+		m.files = append(m.files, f)
+	}
+	return mergeDisks(ctx, m)
 }
 
 // layerChunk is how many pages are compared with the parent at a time.

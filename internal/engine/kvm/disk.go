@@ -68,9 +68,9 @@ func (f *files) close() {
 // blocks is the length of a machine's disk.
 func blocks(shape engine.Shape) uint64 { return uint64(shape.DiskMiB) << 20 / cow1.BlockSize }
 
-// block adds the files of the disk of a machine made from chain, with own overlays on top,
-// the last of which is written to.
-func (f *files) block(spec engine.Spec, chain []engine.State) (vmmwire.Device, error) {
+// block adds the files of the disk of a machine made from chain, with a new overlay of that
+// name on top.
+func (f *files) block(spec engine.Spec, chain []engine.State, overlay string) (vmmwire.Device, error) {
 	dev := vmmwire.Device{Kind: vmmwire.DeviceBlock, Args: vmmwire.BlockArgs(blocks(spec.Shape))}
 	base, err := f.open(spec.Root.Disk)
 	if err != nil {
@@ -86,7 +86,7 @@ func (f *files) block(spec engine.Spec, chain []engine.State) (vmmwire.Device, e
 			return dev, err
 		}
 	}
-	top, err := newOverlay(filepath.Join(spec.Dir, overlayName(0)))
+	top, err := newOverlay(filepath.Join(spec.Dir, overlay))
 	if err != nil {
 		return dev, err
 	}

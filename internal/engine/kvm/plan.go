@@ -25,8 +25,9 @@ type memoryPlan struct {
 }
 
 // planMemory plans the memory of the last state of chain. The root's layer is a memory file; what
-// is above is mapped from the store, unless it is too much in too many pieces.
-func (d *Driver) planMemory(ctx context.Context, chain []engine.State, memoryMiB int) (_ memoryPlan, err error) {
+// is above is mapped from the store, unless it is too much in too many pieces. room is how many files
+// there may be.
+func (d *Driver) planMemory(ctx context.Context, chain []engine.State, memoryMiB, room int) (_ memoryPlan, err error) {
 	layers, err := memimage.OpenLayers(chain, int64(memoryMiB)<<20)
 	if err != nil {
 		return memoryPlan{}, err
@@ -50,7 +51,7 @@ func (d *Driver) planMemory(ctx context.Context, chain []engine.State, memoryMiB
 		below = layers.Readers[base].Extents()
 	}
 	m, used := filePlan(ranges, base, below)
-	if len(m.Ranges) > vmmwire.MaxRanges || len(used) > maxMappedLayers {
+	if len(m.Ranges) > vmmwire.MaxRanges || len(used) > min(maxMappedLayers, room-1) {
 		base = last
 		m, used = filePlan(ranges, base, nil)
 	}

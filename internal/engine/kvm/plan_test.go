@@ -28,7 +28,7 @@ func TestPlanMemory(t *testing.T) {
 			chain = append(chain, randomState(t, rnd, chain, want, depth == 0))
 		}
 		d := &Driver{images: memimage.NewImages(0)}
-		p, err := d.planMemory(t.Context(), chain, 1)
+		p, err := d.planMemory(t.Context(), chain, 1, vmmwire.MaxFiles)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -64,7 +64,7 @@ func TestPlanMemoryOfManyPieces(t *testing.T) {
 	}
 	d := &Driver{images: memimage.NewImages(0)}
 	defer d.images.Close()
-	p, err := d.planMemory(t.Context(), chain, memoryMiB)
+	p, err := d.planMemory(t.Context(), chain, memoryMiB, vmmwire.MaxFiles)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,14 +17,30 @@ import (
 
 // Boot starts a machine from its root file system.
 func (d *Driver) Boot(ctx context.Context, spec engine.Spec) (engine.Machine, error) {
-	m, err := d.boot(ctx, spec)
+	m, err := d.boot(ctx, spec, nil)
 	if err != nil {
 		return nil, fmt.Errorf("boot %s: %w", spec.ID, err)
 	}
 	return m, nil
 }
 
-func (d *Driver) boot(ctx context.Context, spec engine.Spec) (*Machine, error) {
+var _ engine.ColdBooter = (*Driver)(nil)
+
+// BootFrom starts a machine from the disk of the last state of chain. So that a capture of
+// it needs no other state, its overlay begins with all that the layers of chain hold.
+func (d *Driver) BootFrom(ctx context.Context, spec engine.Spec, chain []engine.State) (engine.Machine, error) {
+	if len(chain) == 0 {
+		return nil, errdefs.New(errdefs.ErrInvalid, "boot %s: no state given", spec.ID)
+	}
+	m, err := d.boot(ctx, spec, chain)
+	if err != nil {
+		return nil, fmt.Errorf("boot %s from %s: %w", spec.ID, chain[len(chain)-1].ID, err)
+	}
+	return m, nil
+}
+
+// boot starts a machine from its image or, if chain is not empty, from the disk of its last state.
+func (d *Driver) boot(ctx context.Context, spec engine.Spec, chain []engine.State) (*Machine, error) {
 	var f files
 	defer f.close()
 	msg := &vmmwire.Boot{ID: spec.ID, Shape: wireShape(spec.Shape), Cmdline: kernelCmdline(d.tscKHz)}
@@ -35,10 +51,40 @@ func (d *Driver) boot(ctx context.Context, spec engine.Spec) (*Machine, error) {
 	if msg.Initrd, err = f.open(spec.Root.Initramfs); err != nil {
 		return nil, fmt.Errorf("open initramfs: %w", err)
 	}
-	if msg.Devices, err = f.devices(spec, nil); err != nil {
+	plan := launchPlan{message: msg, overlays: []string{overlayName(0)}}
+	var below []engine.State
+	if len(chain) > 0 {
+		// The layers become one of the machine's own, the lowest.
+		state := engine.State{ID: spec.ID, Dir: spec.Dir, Artifacts: []engine.Artifact{{Name: overlayName(0), Kind: kindDisk}}}
+		if err := mergeChain(ctx, chain, filepath.Join(spec.Dir, overlayName(0))); err != nil {
+			return nil, err
+		}
+		below = append(below, state)
+		plan.overlays = append(plan.overlays, overlayName(1))
+	}
+	if msg.Devices, err = f.devices(spec, below, plan.overlays[len(plan.overlays)-1]); err != nil {
 		return nil, err
 	}
-	return d.launch(ctx, spec, launchPlan{message: msg, files: f.list})
+	plan.files = f.list
+	return d.launch(ctx, spec, plan)
+}
+
+// mergeChain writes the disk of the last state of chain as one layer.
+func mergeChain(ctx context.Context, chain []engine.State, out string) error {
+	m := diskMerge{out: out}
+	defer func() {
+		for _, f := range m.files {
+			_ = f.Close()
+		}
+	}()
+	for _, s := range chain {
+		some, err := memimage.OpenArtifacts(s, kindDisk)
+		m.files = append(m.files, some...)
+		if err != nil {
+			return err
+		}
+	}
+	return mergeDisks(ctx, m)
 }
 
 // Restore makes a stopped machine from the last state of chain.
@@ -65,10 +111,10 @@ func (d *Driver) restore(ctx context.Context, spec engine.Spec, chain []engine.S
 	defer f.close()
 	msg := &vmmwire.Restore{ID: spec.ID, Shape: wireShape(spec.Shape), State: f.add(state)}
 	rand.Read(msg.Generation[:])
-	if msg.Devices, err = f.devices(spec, chain); err != nil {
+	if msg.Devices, err = f.devices(spec, chain, overlayName(0)); err != nil {
 		return nil, err
 	}
-	p, err := d.planMemory(ctx, chain, spec.Shape.MemoryMiB)
+	p, err := d.planMemory(ctx, chain, spec.Shape.MemoryMiB, vmmwire.MaxFiles-len(f.list))
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +131,7 @@ func (d *Driver) restore(ctx context.Context, spec engine.Spec, chain []engine.S
 		return nil, errdefs.WithHint(errdefs.New(errdefs.ErrResourceExhausted, "%d layers are %d files, a machine opens %d", len(chain), len(all), vmmwire.MaxFiles),
 			"flatten the snapshot: forkd snapshot compact %s", last.ID)
 	}
-	return d.launch(ctx, spec, launchPlan{message: msg, files: all, mapped: p.base, forked: last.ID})
+	return d.launch(ctx, spec, launchPlan{message: msg, files: all, overlays: []string{overlayName(0)}, mapped: p.base, forked: last.ID})
 }
 
 // restoreAhead restores a machine for the pool.
@@ -113,7 +159,7 @@ func wireShape(s engine.Shape) vmmwire.Shape {
 }
 
 // devices adds the files of all devices of a machine. Their order is part of a snapshot.
-func (f *files) devices(spec engine.Spec, chain []engine.State) ([]vmmwire.Device, error) {
+func (f *files) devices(spec engine.Spec, chain []engine.State, overlay string) ([]vmmwire.Device, error) {
 	console, err := os.OpenFile(filepath.Join(spec.Dir, consoleFile), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open console log: %w", err)
@@ -124,7 +170,7 @@ func (f *files) devices(spec engine.Spec, chain []engine.State) ([]vmmwire.Devic
 		return nil, err
 	}
 	port := vmmwire.Device{Kind: vmmwire.DeviceConsole, Files: []int{f.add(agent)}}
-	disk, err := f.block(spec, chain)
+	disk, err := f.block(spec, chain, overlay)
 	if err != nil {
 		return nil, err
 	}
@@ -143,10 +189,11 @@ func kernelCmdline(tscKHz uint64) string {
 
 // launchPlan is what a machine is made of.
 type launchPlan struct {
-	message vmmwire.Message // Boot or Restore
-	files   []*os.File
-	mapped  string // id of the snapshot whose memory file is mapped; "" for a boot
-	forked  string // id of the snapshot; "" for a boot
+	message  vmmwire.Message // Boot or Restore
+	files    []*os.File
+	overlays []string // of the machine, topmost last
+	mapped   string   // id of the snapshot whose memory file is mapped; "" for a boot
+	forked   string   // id of the snapshot; "" for a boot
 }
 
 // launch makes a machine in a process of its own. On error nothing is left but files in spec.Dir.
@@ -161,7 +208,7 @@ func (d *Driver) launch(ctx context.Context, spec engine.Spec, plan launchPlan) 
 	m := &Machine{d: d, dir: spec.Dir, cmd: p.cmd, proc: p.proc, done: make(chan struct{}), left: make(chan struct{}), op: newTurn()}
 	m.rec = record{
 		Version: recordVersion, ID: spec.ID, PID: p.id.PID, Start: p.id.Start, BootID: d.bootID, UID: p.uid, Token: p.token,
-		Shape: spec.Shape, MappedID: plan.mapped, ForkedID: plan.forked, Overlays: []string{overlayName(0)},
+		Shape: spec.Shape, MappedID: plan.mapped, ForkedID: plan.forked, Overlays: plan.overlays,
 	}
 	d.track(m)
 	err = d.limit(spec, p.id.PID)

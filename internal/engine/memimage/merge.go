@@ -40,7 +40,7 @@ func Merge(ctx context.Context, k engine.Compaction, path string) error {
 	if err != nil {
 		return err
 	}
-	m := merge{w: w, layers: layers, keep: k.Keep, limit: throttle{rate: k.BytesPerSecond, began: time.Now()}, buf: make([]byte, mergeChunk)}
+	m := merge{w: w, layers: layers, keep: k.Keep, limit: NewThrottle(k.BytesPerSecond), buf: make([]byte, mergeChunk)}
 	if k.Keep > 0 {
 		m.zeros = zeroExtents(layers.Readers[k.Keep:])
 	}
@@ -58,7 +58,7 @@ type merge struct {
 	layers Layers
 	keep   int
 	zeros  []layerfmt.Extent // that the layers from keep on made zero, ascending
-	limit  throttle
+	limit  *Throttle
 	buf    []byte
 }
 
@@ -74,7 +74,7 @@ func (m *merge) add(ctx context.Context, r layerfmt.Range) error {
 	for done := uint64(0); done < r.Count; {
 		n := min(uint64(len(m.buf))/linux.PageSize, r.Count-done)
 		b := m.buf[:n*linux.PageSize]
-		if err := m.limit.wait(ctx, int64(len(b))); err != nil {
+		if err := m.limit.Wait(ctx, int64(len(b))); err != nil {
 			return err
 		}
 		if _, err := m.layers.Files[r.Layer].ReadAt(b, r.Offset+int64(done)*linux.PageSize); err != nil {
@@ -129,15 +129,20 @@ func zeroExtents(layers []*layerfmt.Reader) []layerfmt.Extent {
 	return out
 }
 
-// throttle bounds how fast something is done.
-type throttle struct {
+// Throttle bounds how fast something is done, by one goroutine.
+type Throttle struct {
 	rate  int64 // bytes per second; 0 is no bound
 	began time.Time
 	done  int64
 }
 
-// wait returns when n more bytes may be done.
-func (t *throttle) wait(ctx context.Context, n int64) error {
+// NewThrottle begins now. A rate of 0 is no bound.
+func NewThrottle(bytesPerSecond int64) *Throttle {
+	return &Throttle{rate: bytesPerSecond, began: time.Now()}
+}
+
+// Wait returns when n more bytes may be done.
+func (t *Throttle) Wait(ctx context.Context, n int64) error {
 	if t.rate == 0 {
 		return ctx.Err()
 	}
