@@ -36,6 +36,7 @@ type engineEntry struct {
 type engineSetup struct {
 	dataDir          string // of the daemon, to find programs in
 	dir              string // of the driver; it exists
+	libexec          string // for programs that we carry
 	installation     string
 	residentMaxBytes int64
 	logf             func(string, ...any)
@@ -60,7 +61,7 @@ func openKVM(ctx context.Context, s engineSetup) (engine.Driver, error) {
 		return nil, err
 	}
 	return kvm.New(ctx, kvm.Config{
-		Dir: s.dir, LibexecDir: filepath.Join(s.dataDir, "libexec"), Program: monitor, Installation: s.installation,
+		Dir: s.dir, LibexecDir: s.libexec, Program: monitor, Installation: s.installation,
 		ResidentMaxBytes: s.residentMaxBytes, Blank: blankMonitors, Log: s.logf,
 	})
 }
@@ -119,7 +120,7 @@ func (e *engines) open(ctx context.Context, name string, s engineSetup) (engine.
 	if err != nil {
 		return nil, err
 	}
-	s.dataDir, s.dir = e.dataDir, e.dir(name)
+	s.dataDir, s.dir, s.libexec = e.dataDir, e.dir(name), filepath.Join(e.dataDir, "libexec")
 	if err := os.MkdirAll(s.dir, 0o711); err != nil {
 		return nil, fmt.Errorf("create engine directory: %w", err)
 	}
@@ -138,7 +139,7 @@ func (e *engines) probe(ctx context.Context, entry engineEntry) engine.Probe {
 		return engine.Probe{Reason: err.Error(), Remedy: "make room in the directory for temporary files"}
 	}
 	defer os.RemoveAll(dir)
-	s := engineSetup{dataDir: e.dataDir, dir: dir, installation: "probe", logf: func(string, ...any) {}}
+	s := engineSetup{dataDir: e.dataDir, dir: dir, libexec: filepath.Join(dir, "libexec"), installation: "probe", logf: func(string, ...any) {}}
 	d, err := entry.open(ctx, s)
 	if err != nil {
 		return failedProbe(err)
