@@ -60,6 +60,7 @@ func runStream(ctx context.Context, args []string) error {
 	root := flags.String("root", "", "prefix of the identity files")
 	noSystem := flags.Bool("no-system", false, "leave clock, hostname and kernel entropy alone")
 	cgroup := flags.String("cgroup", "", "cgroup2 directory for user processes")
+	userKernel := flags.Bool("user-kernel", false, "be init on a user-space kernel, with pipes that have no end")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -67,13 +68,20 @@ func runStream(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	ch, err := agent.NewChannel(in, out, agent.Ending)
+	ends, log := agent.Ending, func(line string) { fmt.Fprintln(os.Stderr, "forkd-agent:", line) }
+	if *userKernel {
+		ends, log = agent.Endless, guestboot.SayWithoutWaiting
+		for _, w := range guestboot.SettleUserKernel() {
+			log(w)
+		}
+		log("version " + version + " is init of a user-space kernel")
+	}
+	ch, err := agent.NewChannel(in, out, ends)
 	if err != nil {
 		return err
 	}
 	a, err := agent.New(agent.Config{
-		Channel: ch, Root: *root, System: !*noSystem, CgroupDir: *cgroup, Version: version,
-		Log: func(line string) { fmt.Fprintln(os.Stderr, "forkd-agent:", line) },
+		Channel: ch, Root: *root, System: !*noSystem, UserKernel: *userKernel, CgroupDir: *cgroup, Version: version, Log: log,
 	})
 	if err != nil {
 		return err
@@ -87,19 +95,18 @@ func descriptors(spec string) (in, out *os.File, err error) {
 	if !two {
 		second = first
 	}
-	var fd [2]int
+	var files [2]*os.File
 	for i, s := range []string{first, second} {
-		if fd[i], err = strconv.Atoi(s); err != nil || fd[i] < 0 {
+		n, err := strconv.Atoi(s)
+		if err != nil || n < 0 {
 			return nil, nil, fmt.Errorf("descriptor %q is not a number", s)
 		}
-		if err := syscall.SetNonblock(fd[i], true); err != nil {
-			return nil, nil, fmt.Errorf("use descriptor %d: %w", fd[i], err)
+		if i == 1 && !two {
+			return files[0], files[0], nil
 		}
-		syscall.CloseOnExec(fd[i])
+		if files[i], err = agent.Inherit(n); err != nil {
+			return nil, nil, err
+		}
 	}
-	in = os.NewFile(uintptr(fd[0]), "channel")
-	if !two {
-		return in, in, nil
-	}
-	return in, os.NewFile(uintptr(fd[1]), "channel"), nil
+	return files[0], files[1], nil
 }

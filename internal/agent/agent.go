@@ -19,6 +19,9 @@ type Config struct {
 	Root string
 	// System: the machine is ours, so clock, hostname and entropy are set.
 	System bool
+	// UserKernel: it runs on a user-space kernel, which takes time and randomness from
+	// its host, lets nobody set them, and has no cgroup freezer.
+	UserKernel bool
 	// CgroupDir is a cgroup2 directory for user processes; "" means none, then
 	// nothing can be frozen.
 	CgroupDir string
@@ -64,8 +67,11 @@ func New(cfg Config) (*Agent, error) {
 	a.gate.init()
 	a.oom.happened() // what the kernel killed before is nobody's
 	a.worker = newWorker()
-	a.procs = newProcesses(cfg.System)
+	a.procs = newProcesses(cfg.System && !cfg.UserKernel)
 	a.groups = newGroups(cfg.CgroupDir, cfg.Log)
+	if cfg.UserKernel {
+		a.groups.stopper = newStopper()
+	}
 	a.identity = newIdentity(a)
 	a.capture.agent = a
 	a.python = newRunner(a)

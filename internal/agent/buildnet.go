@@ -188,7 +188,7 @@ func (a *Agent) closeBuild(e *proxyEnd) error {
 	e.listener.Close()
 	e.users.Wait()
 	err := a.removeBuildFiles()
-	if a.cfg.System {
+	if a.identity.ownKernel() { // a user-space kernel has no free pages: it gives them back
 		scrubFreeMemory()
 	}
 	return err

@@ -59,7 +59,31 @@ func (c *capture) prepare(ctx context.Context, m agentwire.Prepare) error {
 }
 
 func (c *capture) freeze(ctx context.Context, m agentwire.Prepare) error {
+	if err := c.hold(ctx); err != nil {
+		return err
+	}
+	if m.Sync {
+		if err := c.syncRoot(); err != nil {
+			return err
+		}
+	}
+	c.look()
+	if m.Settle {
+		settleHeap()
+	}
+	return nil
+}
+
+// hold stops everything of the user.
+func (c *capture) hold(ctx context.Context) error {
 	g := c.agent.groups
+	if g.stopper != nil {
+		g.close()
+		if err := g.stopper.stop(ctx, freezeTime); err != nil {
+			return errdefs.New(errdefs.ErrTimeout, "stop user processes: %w", err)
+		}
+		return nil
+	}
 	leaves := []*group{g.runner}
 	// An empty leaf stays as it is: each thaw costs a fork, and nothing can get in.
 	if g.close() {
@@ -74,15 +98,6 @@ func (c *capture) freeze(ctx context.Context, m agentwire.Prepare) error {
 		if err := leaf.awaitFrozen(ctx, freezeTime); err != nil {
 			return errdefs.New(errdefs.ErrTimeout, "freeze user processes: %w", err)
 		}
-	}
-	if m.Sync {
-		if err := c.syncRoot(); err != nil {
-			return err
-		}
-	}
-	c.look()
-	if m.Settle {
-		settleHeap()
 	}
 	return nil
 }
@@ -156,6 +171,9 @@ func (c *capture) thaw() error {
 			first = errdefs.New(errdefs.ErrInternal, "thaw user processes: %w", err)
 		}
 	}
+	if g.stopper != nil {
+		first = g.stopper.letAll()
+	}
 	g.reopen()
 	c.agent.gate.reopen()
 	return first
@@ -209,13 +227,17 @@ func (c *capture) become(ctx context.Context, from *call, m agentwire.Identity) 
 	f.reseedRunner(ctx, changes, wasFrozen)
 	f.runHooks(ctx)
 	f.step("tcp_connections", "absent", "the guest has no network device")
-	if err := f.must("thaw", "", c.thaw()); err != nil {
+	how := ""
+	if a.groups.stopper != nil {
+		how = "user processes were stopped by signals: this kernel has no freezer"
+	}
+	if err := f.must("thaw", how, c.thaw()); err != nil {
 		return nil, err
 	}
 	switch {
 	case !wasFrozen:
 		f.note("user processes were not frozen at the fork")
-	case a.groups.dir == "":
+	case a.groups.dir == "" && a.groups.stopper == nil:
 		f.note("user processes could not be frozen: there is no cgroup freezer")
 	}
 	f.receipt.Duration = time.Since(begin)
@@ -247,12 +269,12 @@ func (f *fork) can(name, detail string, err error) {
 }
 
 // system records a step that acts on the kernel, which may not be ours.
-func (f *fork) system(name string, err error) error {
+func (f *fork) system(name, detail string, err error) error {
 	if err == nil && !f.agent.cfg.System {
 		f.step(name, "absent", "the agent does not control this kernel")
 		return nil
 	}
-	return f.must(name, "", err)
+	return f.must(name, detail, err)
 }
 
 // usualSteps is how many steps a fork takes without hooks.
@@ -262,10 +284,14 @@ const usualSteps = 16
 // judges the clock it was told; clockRounds takes the outcome.
 func (f *fork) makeUnique(ctx context.Context) error {
 	id := f.agent.identity
-	if err := f.system("kernel_csprng", id.seed(f.m.Entropy)); err != nil {
+	var random, clock string
+	if f.agent.cfg.UserKernel {
+		random, clock = "the user-space kernel draws from the host's generator at each use", "the user-space kernel reads the host's clock"
+	}
+	if err := f.system("kernel_csprng", random, id.seed(f.m.Entropy)); err != nil {
 		return err
 	}
-	if err := f.system("wall_clock", id.setClock(f.m.HostTime)); err != nil {
+	if err := f.system("wall_clock", clock, id.setClock(f.m.HostTime)); err != nil {
 		return err
 	}
 	f.sayClock()

@@ -30,10 +30,12 @@ import (
 //
 // Leaves are frozen one by one, because a frozen parent holds all below it.
 type groups struct {
-	dir    string // of "user"; "" without cgroups
-	runner *group // these are nil without cgroups
-	hooks  *group
-	execs  *group
+	dir string // of "user"; "" without cgroups
+	// stopper takes the place of freezing where there are no cgroups; it may be nil.
+	stopper *stopper
+	runner  *group // these are nil without cgroups
+	hooks   *group
+	execs   *group
 
 	mu sync.Mutex
 	// +checklocks:mu
@@ -118,13 +120,13 @@ func (g *groups) sweepLocked() {
 
 // newExec makes a group for one exec; errClosed: a capture is under way.
 func (g *groups) newExec() (*group, error) {
-	if g.dir == "" {
-		return nil, nil
-	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed {
 		return nil, errClosed
+	}
+	if g.dir == "" {
+		return nil, nil
 	}
 	g.sweepLocked()
 	g.count++

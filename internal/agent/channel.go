@@ -49,6 +49,22 @@ func NewChannel(in, out *os.File, ends Ends) (*Channel, error) {
 	return c, nil
 }
 
+// Inherit takes over a descriptor that this process was started with, for a channel.
+func Inherit(fd int) (*os.File, error) {
+	// A copy: the runtime's poller may know the standard descriptors already.
+	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return nil, fmt.Errorf("use descriptor %d: %w", fd, err)
+	}
+	if fd > unix.Stderr {
+		_ = unix.Close(fd)
+	}
+	if err := unix.SetNonblock(own, true); err != nil {
+		return nil, fmt.Errorf("use descriptor %d: %w", fd, err)
+	}
+	return os.NewFile(uintptr(own), "channel"), nil
+}
+
 // Read waits for bytes. The runtime's poller is edge-triggered: a port without a
 // host, which polls as hung up all the time, wakes nobody until something changes.
 func (c *Channel) Read(p []byte) (n int, err error) {

@@ -241,6 +241,11 @@ func (r *piped) discard() {
 
 // kill ends the program and all it started.
 func (r *piped) kill() {
+	if r.group == nil { // no cgroup holds what it started
+		for _, pid := range descendants(r.proc.pid) {
+			syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
 	r.group.kill()
 	r.proc.kill(syscall.SIGKILL)
 }

@@ -89,7 +89,7 @@ func (id *identity) look() {
 	// D-Bus keeps a copy of the machine id if it is not a link to the first.
 	info, err := os.Lstat(id.agent.path(dbusMachineID))
 	id.dbus = err == nil && info.Mode().IsRegular()
-	if id.random == nil && id.agent.cfg.System {
+	if id.random == nil && id.ownKernel() {
 		pool, err := linux.OpenRandomPool()
 		if err != nil {
 			id.agent.cfg.Log(err.Error())
@@ -191,7 +191,7 @@ func (id *identity) environ(who account) map[string]string {
 
 // seed makes the kernel's random generator differ from that of any other machine.
 func (id *identity) seed(entropy []byte) error {
-	if !id.agent.cfg.System {
+	if !id.ownKernel() {
 		return nil
 	}
 	if id.random == nil {
@@ -200,9 +200,12 @@ func (id *identity) seed(entropy []byte) error {
 	return id.random.Seed(entropy)
 }
 
+// ownKernel tells whether time and randomness of this kernel are ours to set.
+func (id *identity) ownKernel() bool { return id.agent.cfg.System && !id.agent.cfg.UserKernel }
+
 // setClock sets the wall clock, unless t is zero.
 func (id *identity) setClock(t time.Time) error {
-	if t.IsZero() || !id.agent.cfg.System {
+	if t.IsZero() || !id.ownKernel() {
 		return nil
 	}
 	ts := unix.NsecToTimespec(t.UnixNano())

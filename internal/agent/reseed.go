@@ -35,11 +35,7 @@ func (ip *interpreter) extras() (threads, children int) {
 		b, _ := os.ReadFile(filepath.Join(ip.group.dir, "cgroup.procs"))
 		return threads, max(len(bytes.Fields(b))-1, 0)
 	}
-	for _, t := range tasks {
-		b, _ := os.ReadFile("/proc/" + pid + "/task/" + t.Name() + "/children")
-		children += len(bytes.Fields(b))
-	}
-	return threads, children
+	return threads, len(descendants(ip.proc.pid))
 }
 
 // reseedRunner makes the generators of an idle runner unique before anything
@@ -68,7 +64,11 @@ func (f *fork) reseedRunner(ctx context.Context, env []string, frozen bool) {
 		f.note("the python runner has " + strconv.Itoa(threads) + " extra threads and " + strconv.Itoa(children) + " processes, which were not reseeded one by one")
 	}
 	if frozen {
-		if err := ip.group.setFrozen(false); err != nil {
+		err := ip.group.setFrozen(false)
+		if s := f.agent.groups.stopper; s != nil {
+			err = s.let(ip.proc.pid)
+		}
+		if err != nil {
 			f.step(name, "failed", err.Error())
 			return
 		}

@@ -12,6 +12,7 @@ import (
 
 	"forkd.dev/forkd/internal/buildnet"
 	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/engine/gvisor"
 	"forkd.dev/forkd/internal/errdefs"
 	"forkd.dev/forkd/internal/guest"
 	"forkd.dev/forkd/internal/image"
@@ -28,9 +29,9 @@ const poolSize = 8
 // parts is everything a daemon is made of, in the order in which it is opened.
 type parts struct {
 	journal *metadata.DB
+	engine  engine.Driver
 	images  *image.Store
 	store   *snapshot.Store
-	engine  engine.Driver
 	service *sandbox.Service
 }
 
@@ -51,18 +52,18 @@ func openParts(ctx context.Context, o Options, log *slog.Logger) (_ *parts, err 
 		return nil, err
 	}
 	logf := func(format string, args ...any) { log.Info(fmt.Sprintf(format, args...)) }
+	if p.engine, err = openEngine(ctx, o, p.journal, logf); err != nil {
+		return nil, err
+	}
 	dir := func(name string) string { return filepath.Join(o.DataDir, name) }
 	p.images, err = image.New(image.Config{
 		Dir: dir("images"), CacheDir: dir("cache"), KernelDir: dir("kernels"), InitramfsDir: dir("initramfs"),
-		Agent: agent, Log: logf,
+		Agent: agent, Log: logf, Trees: p.engine.Name() == gvisor.Name,
 	})
 	if err != nil {
 		return nil, err
 	}
 	if p.store, err = snapshot.Open(snapshot.Config{Dir: dir("snapshots")}); err != nil {
-		return nil, err
-	}
-	if p.engine, err = openEngine(ctx, o, p.journal, logf); err != nil {
 		return nil, err
 	}
 	cfg := sandbox.Config{

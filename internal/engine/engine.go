@@ -62,6 +62,11 @@ type Root struct {
 	Disk      string // raw ext4 file system
 	Kernel    string // ELF vmlinux
 	Initramfs string // with the agent as /init
+	// Tree is the same root file system as an EROFS file, for engines that need no disk.
+	// It is "" if nobody asked the image store for trees; such an engine then gives a
+	// sandbox an empty root, which is enough to show that it works.
+	Tree       string
+	TreeDigest string // of the file's content
 }
 
 // Limits bound the host resources of one machine. Zero means the driver's default.

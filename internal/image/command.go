@@ -152,6 +152,8 @@ func toolPackage(name string) string {
 	switch name {
 	case "mke2fs", "e2fsck", "debugfs":
 		return "e2fsprogs"
+	case "mkfs.erofs":
+		return "erofs-utils"
 	case "dpkg-deb":
 		return "dpkg"
 	case "apt-get", "apt-cache":

@@ -22,7 +22,7 @@ const maxInitramfsFile = 64 << 20
 
 // Root returns the files image id boots from. The initramfs is made if there is
 // none of this image's kernel and the store's agent; others are kept, because
-// snapshots hold their agents.
+// snapshots hold their agents. So is the tree, if the store is asked for trees.
 func (s *Store) Root(ctx context.Context, id string) (engine.Root, error) {
 	img, err := s.Get(id)
 	if err != nil {
@@ -43,7 +43,13 @@ func (s *Store) Root(ctx context.Context, id string) (engine.Root, error) {
 	if err != nil {
 		return fail(err)
 	}
-	return engine.Root{Disk: disk, Kernel: filepath.Join(s.kernelDir(k.Digest), vmlinuxFile), Initramfs: initramfs}, nil
+	root := engine.Root{Disk: disk, Kernel: filepath.Join(s.kernelDir(k.Digest), vmlinuxFile), Initramfs: initramfs}
+	if s.cfg.Trees {
+		if root.Tree, root.TreeDigest, err = s.tree(ctx, img); err != nil {
+			return fail(fmt.Errorf("make its tree: %w", err))
+		}
+	}
+	return root, nil
 }
 
 // initramfs returns the path of the initramfs of k and the store's agent.

@@ -26,6 +26,7 @@ type Config struct {
 	KernelDir    string
 	InitramfsDir string
 	Agent        []byte                           // the static forkd-agent program
+	Trees        bool                             // roots have a tree, too
 	Log          func(format string, args ...any) // may be nil
 	Now          func() time.Time                 // nil means time.Now
 }
@@ -57,7 +58,7 @@ type Store struct {
 	cfg         Config
 	agentDigest string
 
-	building, kernelWork, initramfsWork slot
+	building, kernelWork, initramfsWork, treeWork slot
 
 	mu       sync.Mutex
 	images   map[string]Image  // +checklocks:mu
@@ -82,7 +83,7 @@ func New(cfg Config) (*Store, error) {
 	sum := sha256.Sum256(cfg.Agent)
 	s := &Store{
 		cfg: cfg, agentDigest: hex.EncodeToString(sum[:]),
-		building: newSlot(), kernelWork: newSlot(), initramfsWork: newSlot(),
+		building: newSlot(), kernelWork: newSlot(), initramfsWork: newSlot(), treeWork: newSlot(),
 		images: map[string]Image{}, broken: map[string]error{}, names: map[string]string{}, reserved: map[string]bool{}, kernels: map[string]Kernel{},
 	}
 	for _, dir := range []string{cfg.Dir, cfg.CacheDir, cfg.KernelDir, cfg.InitramfsDir} {

@@ -20,7 +20,7 @@ func (s *Store) Verify(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	errs := []error{s.verifyDisk(ctx, img)}
+	errs := []error{s.verifyDisk(ctx, img), s.verifyTree(img)}
 	if ctx.Err() == nil {
 		errs = append(errs, s.verifyKernel(ctx, img.KernelDigest))
 	}
