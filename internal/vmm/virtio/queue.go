@@ -80,6 +80,8 @@ type Chain struct {
 	Head uint16 // what Push gives back
 	// Readable and Writable are guest memory, in order. Empty buffers do not occur.
 	Readable, Writable [][]byte
+	// WritableAt are the guest-physical addresses of Writable.
+	WritableAt []uint64
 	// ReadLen and WriteLen are the sums of their lengths, at most 4 GiB together.
 	ReadLen, WriteLen uint64
 }
@@ -188,7 +190,7 @@ func (q *Queue) wantsInterrupt() bool {
 // walk fills c with the buffers of the chain that begins at head.
 func (q *Queue) walk(c *Chain, head uint16) error {
 	c.Head = head
-	c.Readable, c.Writable = c.Readable[:0], c.Writable[:0]
+	c.Readable, c.Writable, c.WritableAt = c.Readable[:0], c.Writable[:0], c.WritableAt[:0]
 	c.ReadLen, c.WriteLen = 0, 0
 	if head >= q.size {
 		return fmt.Errorf("head %d of %d: %w", head, q.size, errHead)
@@ -264,6 +266,7 @@ func (c *Chain) add(mem GuestMemory, d descriptor) error {
 	}
 	if d.flags&descWrite != 0 {
 		c.Writable = append(c.Writable, b)
+		c.WritableAt = append(c.WritableAt, d.addr)
 		c.WriteLen += uint64(d.len)
 		return nil
 	}
