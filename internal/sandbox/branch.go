@@ -132,7 +132,7 @@ type taking struct {
 	s       *Service
 	e       *entry
 	source  Sandbox
-	parent  *plan
+	parent  *plan // kept until all is stored
 	staging *snapshot.Staging
 	pong    agentwire.Pong
 	result  engine.CaptureResult
@@ -159,7 +159,11 @@ func (s *Service) captureRunning(ctx context.Context, e *entry, t taking) (Branc
 	if err != nil {
 		return Branched{}, err
 	}
-	if err := e.enter(Capturing); err != nil {
+	err = e.thawed(ctx)
+	if err == nil {
+		err = e.enter(Capturing)
+	}
+	if err != nil {
 		done()
 		return Branched{}, err
 	}
@@ -169,6 +173,9 @@ func (s *Service) captureRunning(ctx context.Context, e *entry, t taking) (Branc
 		err := t.all(ctx)
 		e.leave(Capturing)
 		done()
+		if t.parent != nil {
+			t.parent.release()
+		}
 		if t.kind == labelCheckpointOf {
 			s.collect(t.id) // its sandbox may have been ended meanwhile
 		}
@@ -258,12 +265,9 @@ func (e *entry) leave(state State) {
 // take reserves the snapshot's row and tag, and captures. On error nothing is left
 // and the source goes on.
 func (t *taking) take(ctx context.Context) (err error) {
-	parent, err := t.parentPlan(ctx)
-	if err != nil {
+	if t.parent, err = t.parentPlan(ctx); err != nil {
 		return err
 	}
-	defer parent.release()
-	t.parent = parent
 	row := metadata.Snapshot{ID: t.id, Status: string(SnapshotWriting), Engine: t.s.cfg.Engine.Name(), CreatedAt: time.Now()}
 	if err := t.s.cfg.Journal.PublishSnapshot(ctx, row, t.tag, tagPolicy(t.replace)); err != nil {
 		return err
@@ -346,6 +350,7 @@ func (t *taking) capture(ctx context.Context) error {
 	}
 	// The journal knows first that the guest will wait for a verdict.
 	if err := t.owe(ctx, verdictSource); err != nil {
+		t.e.update(func(sb *Sandbox) { sb.owed = "" }) // it was not frozen
 		return err
 	}
 	spec.BeforeStop = func(ctx context.Context) error { return t.freezeGuest(ctx, agent) }
@@ -394,7 +399,9 @@ func (t *taking) thaw(agent Agent) error {
 	ctx, cancel := context.WithTimeout(context.Background(), callSlack)
 	defer cancel()
 	if !t.frozen.IsZero() {
-		if err := agent.VerdictSource(ctx); err != nil {
+		err := agent.VerdictSource(ctx)
+		if err != nil && !errors.Is(err, errdefs.ErrConflict) { // a conflict: it was not frozen, or not any more
+			t.s.group.Go(func() { t.s.goOn(t.e) }) // no guest stays frozen because of one call
 			return fmt.Errorf("thaw the source: %w", err)
 		}
 		t.stall = time.Since(t.frozen)
@@ -430,6 +437,18 @@ func (t *taking) publish(ctx context.Context) error {
 	if _, err := t.staging.Publish(ctx, m); err != nil {
 		return err
 	}
+	if err := t.prove(ctx, m); err != nil {
+		t.s.cfg.Engine.Forget(t.id)
+		return errors.Join(err, t.s.cfg.Store.Remove(ctx, t.id))
+	}
+	if t.kind == labelCheckpointOf {
+		t.s.reprieve(ctx, t.e)
+	}
+	return nil
+}
+
+// prove makes what is published ready, once it was restored.
+func (t *taking) prove(ctx context.Context, m snapshot.Manifest) error {
 	if !t.alone {
 		if err := t.e.machine.Stored(ctx, t.id); err != nil && t.e.alive() {
 			return err
@@ -437,9 +456,7 @@ func (t *taking) publish(ctx context.Context) error {
 	}
 	proof, err := t.s.prove(ctx, t.id, stopped{shape: m.Shape, root: t.parent.root, limits: limitsOf(t.source)})
 	if err != nil {
-		err = fmt.Errorf("the snapshot does not restore: %w", err)
-		t.s.cfg.Engine.Forget(t.id)
-		return errors.Join(err, t.s.cfg.Store.Remove(ctx, t.id))
+		return fmt.Errorf("the snapshot does not restore: %w", err)
 	}
 	t.count(ctx)
 	row := metadata.Snapshot{ID: t.id, Status: string(SnapshotReady), Engine: m.Compat.Engine, CreatedAt: m.CreatedAt}
@@ -544,7 +561,8 @@ func (s *Service) collect(id string) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	if err := s.removeSnapshot(ctx, id); err != nil && !errors.Is(err, errdefs.ErrConflict) {
+	err = s.removeSnapshot(ctx, id)
+	if err != nil && !errors.Is(err, errdefs.ErrConflict) && !errors.Is(err, errdefs.ErrNotFound) { // else somebody was faster
 		s.cfg.Log("collect snapshot %s: %v", id, err)
 	}
 }

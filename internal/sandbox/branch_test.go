@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"forkd.dev/forkd/internal/engine/fake"
 	"forkd.dev/forkd/internal/errdefs"
+	"forkd.dev/forkd/internal/store/metadata"
+	"forkd.dev/forkd/internal/store/snapshot"
 )
 
 // TestBranch: children have the state of the instant, the source goes on, branches
@@ -144,4 +147,141 @@ func TestCaptureReturnsBeforeWriting(t *testing.T) {
 	if got := w.eval(w.fork("next", 1)[0].ID, "v"); got != "at" {
 		t.Errorf("the child has %q", got)
 	}
+}
+
+// TestTagOfAFailedBranch: a branch that failed in the background keeps its tag, by which
+// its reason is found, until somebody else wants it; after a day it is forgotten.
+func TestTagOfAFailedBranch(t *testing.T) {
+	w := newWorld(t, nil)
+	w.base()
+	source := w.fork("base", 1)[0]
+	fail := func(tag string) string {
+		w.script.onFault(func(op fake.Op, _ string) error {
+			if op == fake.OpRestore {
+				return errors.New("no")
+			}
+			return nil
+		})
+		b := must(w.svc.Branch(w.ctx(), source.ID, Branch{Tag: tag, NoWait: true}))
+		w.eventually("it has failed", func() bool { return must(w.svc.Snapshot(w.ctx(), tag)).Status == SnapshotFailed })
+		w.eventually("the source runs", func() bool { return must(w.svc.Sandbox(w.ctx(), source.ID)).State == Running })
+		w.script.onFault(nil)
+		return b.Snapshot.ID
+	}
+	first := fail("mine")
+	if sn := must(w.svc.Snapshot(w.ctx(), "mine")); sn.ID != first || sn.Reason == "" {
+		t.Errorf("by its tag it is %+v", sn)
+	}
+	second := must(w.svc.Branch(w.ctx(), source.ID, Branch{Tag: "mine"}))
+	if sn := must(w.svc.Snapshot(w.ctx(), "mine")); sn.ID != second.Snapshot.ID {
+		t.Errorf("the tag is at %+v", sn)
+	}
+	if sn := must(w.svc.Snapshot(w.ctx(), first)); len(sn.Tags) != 0 || sn.Status != SnapshotFailed {
+		t.Errorf("the failed one is %+v", sn)
+	}
+	_, err := w.svc.Branch(w.ctx(), source.ID, Branch{Tag: "mine"})
+	w.wantClass(err, errdefs.ErrConflict)
+	fail("other")
+	must(w.svc.Fork(w.ctx(), Fork{Snapshot: "mine", N: 1, Name: "other"}, nil))
+	for _, late := range []time.Duration{time.Hour, keepEnded + time.Hour} {
+		if err := w.svc.expire(w.ctx(), time.Now().Add(late)); err != nil {
+			t.Fatal(err)
+		}
+		_, err := w.svc.Snapshot(w.ctx(), first)
+		if gone := errors.Is(err, errdefs.ErrNotFound); gone != (late > keepEnded) {
+			t.Errorf("after %v: %v", late, err)
+		}
+	}
+	w.consistent()
+}
+
+// TestCaptureOwesTheSource: a guest that a capture could not thaw is thawed later, and
+// what would capture it waits for that.
+func TestCaptureOwesTheSource(t *testing.T) {
+	w := newWorld(t, nil)
+	w.base()
+	source := w.fork("base", 1)[0]
+	full := errdefs.New(errdefs.ErrResourceExhausted, "the disk is full")
+	for at := 1; at < 6; at++ { // a journal that cannot be written is no reason, either
+		n := 0
+		w.script.onWrite(func(step metadata.Step) error {
+			if step == metadata.StepWrite {
+				if n++; n == at {
+					return full
+				}
+			}
+			return nil
+		})
+		_, err := w.svc.Branch(w.ctx(), source.ID, Branch{})
+		w.script.onWrite(nil)
+		if at != 4 { // that only counts the branch
+			w.wantClass(err, errdefs.ErrResourceExhausted)
+		}
+		w.exec(source.ID, "hostname")
+		must(w.svc.Branch(w.ctx(), source.ID, Branch{}))
+	}
+	e := must(w.svc.resolve(source.ID))
+	e.update(func(sb *Sandbox) { sb.owed = verdictSource })
+	w.svc.group.Go(func() { w.svc.goOn(e) })
+	must(w.svc.Checkpoint(w.ctx(), source.ID, Checkpoint{Sync: true}))
+	if row := must(w.journal.GetSandbox(w.ctx(), source.ID)); row.VerdictOwed != "" {
+		t.Errorf("it is owed %q", row.VerdictOwed)
+	}
+	w.consistent()
+}
+
+// TestParentGoesWhileABranchIsWritten: what a capture lies on cannot be deleted before
+// it is stored.
+func TestParentGoesWhileABranchIsWritten(t *testing.T) {
+	w := newWorld(t, nil)
+	w.base()
+	source := w.fork("base", 1)[0]
+	must(w.svc.Branch(w.ctx(), source.ID, Branch{Tag: "parent"}))
+	at, goOn := make(chan struct{}), make(chan struct{})
+	w.script.onStep(func(step snapshot.Step, _ string) error {
+		if step == snapshot.StepSealArtifact {
+			w.script.onStep(nil)
+			close(at)
+			<-goOn
+		}
+		return nil
+	})
+	b := must(w.svc.Branch(w.ctx(), source.ID, Branch{Tag: "child", NoWait: true}))
+	<-at
+	w.wantClass(w.svc.DeleteSnapshot(w.ctx(), "parent", Delete{}), errdefs.ErrConflict)
+	close(goOn)
+	w.eventually("it is ready", func() bool { return must(w.svc.Snapshot(w.ctx(), b.Snapshot.ID)).Status == SnapshotReady })
+	w.fork("child", 1)
+	w.consistent()
+}
+
+// TestMachineEndsWhileACheckpointIsWritten: the sandbox is lost, not gone, since it has
+// something to come back from.
+func TestMachineEndsWhileACheckpointIsWritten(t *testing.T) {
+	w := newWorld(t, nil)
+	w.base()
+	items := must(w.svc.Fork(w.ctx(), Fork{Snapshot: "base", N: 1, Name: "worker"}, nil))
+	id := items[0].Sandbox.ID
+	w.eval(id, "v=kept")
+	at, goOn := make(chan struct{}), make(chan struct{})
+	w.script.onStep(func(step snapshot.Step, _ string) error {
+		if step == snapshot.StepSealArtifact {
+			w.script.onStep(nil)
+			close(at)
+			<-goOn
+		}
+		return nil
+	})
+	must(w.svc.Checkpoint(w.ctx(), id, Checkpoint{}))
+	<-at
+	w.host.Crash(id, "killed by a test")
+	w.eventually("it has ended", func() bool { return must(w.svc.Sandbox(w.ctx(), id)).State == Failed })
+	close(goOn)
+	w.eventually("it can come back", func() bool { return must(w.svc.Sandbox(w.ctx(), id)).State == Lost })
+	w.restart()
+	must(w.svc.Rollback(w.ctx(), "worker", ""))
+	if got := w.eval("worker", "v"); got != "kept" {
+		t.Errorf("it came back with %q", got)
+	}
+	w.consistent()
 }

@@ -122,12 +122,16 @@ func (s *Service) checkNewTag(ctx context.Context, tag string, replace bool) err
 	if replace {
 		return nil
 	}
-	switch taken, err := s.cfg.Journal.FindTag(ctx, tag, s.cfg.Engine.Name()); {
+	taken, err := s.cfg.Journal.FindTag(ctx, tag, s.cfg.Engine.Name())
+	switch {
 	case errors.Is(err, errdefs.ErrNotFound):
 		return nil
 	case err != nil:
 		return err
 	case taken.Engine == s.cfg.Engine.Name():
+		if row, err := s.cfg.Journal.GetSnapshot(ctx, taken.SnapshotID); err == nil && row.Status == string(SnapshotFailed) {
+			return nil // what has failed gives its tag away
+		}
 		return errdefs.WithHint(errdefs.New(errdefs.ErrConflict, "tag %s is taken by snapshot %s", tag, taken.SnapshotID),
 			"choose another, or move it with --replace")
 	}

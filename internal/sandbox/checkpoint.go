@@ -200,10 +200,15 @@ func (e *entry) enterRollback() (before Sandbox, err error) {
 // rolledBack is why the machine before a rollback ended.
 const rolledBack = "it was rolled back"
 
-// rolledBack tells whether another machine has taken the place of the one of e.
+// rolledBack tells whether another machine takes or has taken the place of that of e.
 func (e *entry) rolledBack() bool {
 	info := e.snapshot()
 	return info.State == Stopping && info.Reason == rolledBack
+}
+
+// settled waits until a rollback has replaced e, or given up.
+func (e *entry) settled(ctx context.Context) error {
+	return e.wait(ctx, func(sb Sandbox) bool { return sb.replaced || sb.State != Stopping || sb.Reason != rolledBack })
 }
 
 // rollback is one rollback under way.
@@ -286,14 +291,25 @@ func (r *rollback) identify(ctx context.Context, e *entry) (agentwire.Receipt, e
 func (r *rollback) swap(ctx context.Context, next *entry) error {
 	s := r.s
 	info := next.snapshot()
-	if r.old.snapshot().State != RollingBack {
+	// From here on the end of the old machine, asked for or not, is ours.
+	ended := false
+	r.old.update(func(sb *Sandbox) {
+		if ended = sb.State != RollingBack; !ended {
+			sb.State, sb.Reason = Stopping, rolledBack
+		}
+	})
+	if ended {
 		return errdefs.New(errdefs.ErrConflict, "sandbox %s was ended meanwhile", info.ID)
 	}
 	if err := s.journal(ctx, info); err != nil {
+		r.old.update(func(sb *Sandbox) { sb.State, sb.Reason = r.before.State, r.before.Reason })
+		if r.before.State == Running && !r.old.alive() {
+			s.group.Go(func() { s.watch(r.old) }) // it ended while nobody minded
+		}
 		return err
 	}
-	r.old.update(func(sb *Sandbox) { sb.State, sb.Reason = Stopping, rolledBack })
 	s.register(next)
+	r.old.update(func(sb *Sandbox) { sb.replaced = true })
 	return nil
 }
 

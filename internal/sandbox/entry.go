@@ -24,7 +24,7 @@ type entry struct {
 	// +checklocks:mu
 	auto autoState
 	// +checklocks:mu
-	changed chan struct{} // closed when the state changes; nil if nobody waits
+	changed chan struct{} // closed when the state or what is owed changes; nil if nobody waits
 }
 
 // active notes that the sandbox is in use.
@@ -53,9 +53,9 @@ func (e *entry) snapshot() Sandbox {
 func (e *entry) update(fn func(*Sandbox)) Sandbox {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	before := e.info.State
+	before := e.info
 	fn(&e.info)
-	if e.info.State != before && e.changed != nil {
+	if (e.info.State != before.State || e.info.owed != before.owed || e.info.replaced != before.replaced) && e.changed != nil {
 		close(e.changed)
 		e.changed = nil
 	}
@@ -64,10 +64,21 @@ func (e *entry) update(fn func(*Sandbox)) Sandbox {
 
 // left waits until the sandbox is not in state.
 func (e *entry) left(ctx context.Context, state State) error {
+	return e.wait(ctx, func(sb Sandbox) bool { return sb.State != state })
+}
+
+// thawed waits until the guest of a running sandbox is not frozen any more by a capture
+// that was cut short.
+func (e *entry) thawed(ctx context.Context) error {
+	return e.wait(ctx, func(sb Sandbox) bool { return sb.State != Running || sb.owed == "" })
+}
+
+// wait waits until the sandbox is as asked.
+func (e *entry) wait(ctx context.Context, ok func(Sandbox) bool) error {
 	for {
 		e.mu.Lock()
 		info := e.info
-		if info.State != state {
+		if ok(info) {
 			e.mu.Unlock()
 			return nil
 		}
@@ -79,7 +90,7 @@ func (e *entry) left(ctx context.Context, state State) error {
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return fmt.Errorf("wait for sandbox %s, which is %s: %w", info.ID, state, ctx.Err())
+			return fmt.Errorf("wait for sandbox %s, which is %s: %w", info.ID, info.State, ctx.Err())
 		}
 	}
 }
@@ -138,8 +149,34 @@ func (s *Service) watch(e *entry) {
 	if err := s.discard(info.machine()); err != nil {
 		s.cfg.Log("%v", err)
 	}
-	if err := s.journal(context.Background(), info); err != nil {
+	if err := s.journal(context.Background(), e.snapshot()); err != nil {
 		s.cfg.Log("record the end of %s: %v", info.ID, err)
+	}
+}
+
+// reprieve makes a sandbox whose machine ended lost instead of failed: it has got a
+// checkpoint since, which was being written.
+func (s *Service) reprieve(ctx context.Context, e *entry) {
+	failed := false
+	info := e.update(func(sb *Sandbox) {
+		if failed = sb.State == Failed; failed {
+			sb.State, sb.EndedAt = Lost, time.Time{}
+		}
+	})
+	if !failed {
+		return
+	}
+	s.mu.Lock()
+	taken := s.names[info.Name] != ""
+	if info.Name != "" && !taken {
+		s.names[info.Name] = info.ID
+	}
+	s.mu.Unlock()
+	if taken {
+		info = e.update(func(sb *Sandbox) { sb.Name = "" })
+	}
+	if err := s.journal(ctx, info); err != nil {
+		s.cfg.Log("record that %s can come back: %v", info.ID, err)
 	}
 }
 

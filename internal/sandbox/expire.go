@@ -86,5 +86,26 @@ func (s *Service) expire(ctx context.Context, now time.Time) error {
 			s.cfg.Log("snapshot %s has expired", m.ID)
 		}
 	}
+	return s.forgetFailed(ctx, now)
+}
+
+// forgetFailed forgets captures that failed so long ago that whoever waited for them
+// knows. What has files stays.
+func (s *Service) forgetFailed(ctx context.Context, now time.Time) error {
+	rows, err := s.cfg.Journal.ListSnapshots(ctx)
+	if err != nil {
+		return err
+	}
+	for _, row := range rows {
+		if row.Status != string(SnapshotFailed) || now.Sub(row.CreatedAt) < keepEnded {
+			continue
+		}
+		if _, err := s.cfg.Store.Get(row.ID); !errors.Is(err, errdefs.ErrNotFound) {
+			continue
+		}
+		if err := s.cfg.Journal.DeleteSnapshot(ctx, row.ID); err != nil && !errors.Is(err, errdefs.ErrNotFound) {
+			return err
+		}
+	}
 	return nil
 }

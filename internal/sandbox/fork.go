@@ -41,7 +41,6 @@ func (s *Service) Fork(ctx context.Context, f Fork, each func(ForkItem)) ([]Fork
 	if err != nil {
 		return nil, err
 	}
-	defer s.collect(plan.id)
 	defer plan.release()
 	room, err := s.admit(ctx, demand{what: "fork", n: f.N, wait: f.Wait, eachMiB: plan.reserveMiB(ctx), snapshot: s.poolable(f, plan.id)})
 	if err != nil {

@@ -67,7 +67,7 @@ func (s *Service) pack(ctx context.Context, p Pack, w io.Writer, progress Progre
 	if err != nil {
 		return err
 	}
-	release, err := s.cfg.Store.Lease(id, "pack")
+	release, err := s.cfg.Store.Lease(id, callHolder)
 	if err != nil {
 		return err
 	}

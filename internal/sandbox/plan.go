@@ -13,7 +13,8 @@ import (
 )
 
 // plan is everything that is known about a snapshot before it is forked. It keeps
-// the snapshot from being deleted until release.
+// the snapshot from being deleted until release, which deletes it if it only waited
+// for that.
 type plan struct {
 	s         *Service
 	id        string
@@ -73,7 +74,9 @@ func (s *Service) plan(ctx context.Context, f Fork) (*plan, error) {
 	}
 	if errors.Is(err, errdefs.ErrNotFound) {
 		if e, sbErr := s.resolve(f.Snapshot); sbErr == nil {
-			id, labels, err = s.branchForFork(ctx, e, f)
+			if id, labels, err = s.branchForFork(ctx, e, f); err == nil {
+				defer s.collect(id) // if it cannot be planned
+			}
 		}
 	}
 	if err != nil {
@@ -105,7 +108,7 @@ func (s *Service) planCold(ctx context.Context, id string) (*plan, error) {
 // fill leases the snapshot of p and reads the rest.
 func (s *Service) fill(ctx context.Context, p *plan) (*plan, error) {
 	id := p.id
-	release, err := s.cfg.Store.Lease(id, "plan")
+	release, err := s.cfg.Store.Lease(id, callHolder)
 	if errors.Is(err, errdefs.ErrNotFound) {
 		if row, rowErr := s.cfg.Journal.GetSnapshot(ctx, id); rowErr == nil && row.Status != string(SnapshotReady) {
 			return nil, notReady(id, SnapshotStatus(row.Status), row.Reason)
@@ -114,13 +117,20 @@ func (s *Service) fill(ctx context.Context, p *plan) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.release, p.isolation = release, s.cfg.Engine.Probe(ctx).Isolation
-	if err := s.fillPlan(ctx, p); err != nil {
+	p.isolation = s.cfg.Engine.Probe(ctx).Isolation
+	p.release = func() {
 		release()
+		s.collect(id)
+	}
+	if err := s.fillPlan(ctx, p); err != nil {
+		p.release()
 		return nil, err
 	}
 	return p, nil
 }
+
+// callHolder is the holder of a snapshot that a call under way needs.
+const callHolder = "a call under way"
 
 func notReady(id string, status SnapshotStatus, reason string) error {
 	if reason != "" {

@@ -99,9 +99,31 @@ func (s *Service) recoverRow(ctx context.Context, row metadata.Sandbox) error {
 	return nil
 }
 
-// goOn lets an adopted sandbox run again that a capture had stopped or frozen when
-// the daemon ended.
+// goOn lets a sandbox run again that a capture has left stopped or frozen, as one does
+// that was under way when the daemon ended. It tries until that is done, the machine
+// has ended or the service closes.
 func (s *Service) goOn(e *entry) {
+	again := time.NewTicker(time.Second)
+	defer again.Stop()
+	for n := 0; ; n++ {
+		err := s.letGo(e)
+		if err == nil || s.ctx.Err() != nil || !e.alive() {
+			return
+		}
+		if n == 0 {
+			s.cfg.Log("let sandbox %s go on: %v", e.snapshot().ID, err)
+		}
+		select {
+		case <-again.C:
+		case <-e.machine.Done():
+			return
+		case <-s.ctx.Done():
+			return
+		}
+	}
+}
+
+func (s *Service) letGo(e *entry) error {
 	ctx, cancel := context.WithTimeout(s.ctx, helloTimeout)
 	defer cancel()
 	err := e.machine.Resume(ctx)
@@ -114,9 +136,7 @@ func (s *Service) goOn(e *entry) {
 			err = s.journal(ctx, e.update(func(sb *Sandbox) { sb.owed = "" }))
 		}
 	}
-	if err != nil && s.ctx.Err() == nil {
-		s.cfg.Log("let sandbox %s go on: %v", e.snapshot().ID, err)
-	}
+	return err
 }
 
 // reapUnknown ends processes and removes directories that belong to no living

@@ -134,7 +134,7 @@ func TestForkCrashes(t *testing.T) {
 // has either the whole snapshot or nothing of it.
 func TestCreateCrashes(t *testing.T) {
 	var points []string
-	for _, op := range []fake.Op{fake.OpBoot, fake.OpDial, fake.OpCapture, fake.OpWrite, fake.OpRestore, fake.OpLoad, fake.OpKill} {
+	for _, op := range []fake.Op{fake.OpBoot, fake.OpDial, fake.OpCapture, fake.OpWrite, fake.OpRestore, fake.OpLoad, fake.OpReap} {
 		points = append(points, string(op))
 	}
 	for _, step := range []snapshot.Step{snapshot.StepSealArtifact, snapshot.StepWriteManifest, snapshot.StepSyncManifest,

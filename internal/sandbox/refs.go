@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 
@@ -90,9 +91,18 @@ func (s *Service) Sandbox(_ context.Context, ref string) (Sandbox, error) {
 
 // Kill ends a sandbox and forgets it. It works in any state.
 func (s *Service) Kill(ctx context.Context, ref string) error {
-	e, err := s.resolve(ref)
-	if err != nil {
-		return err
+	for {
+		e, err := s.resolve(ref)
+		if err != nil {
+			return err
+		}
+		err = s.end(ctx, e, "killed")
+		if !errors.Is(err, errdefs.ErrConflict) || !e.rolledBack() {
+			return err
+		}
+		// A rollback is putting another machine in its place: that one is meant.
+		if err := e.settled(ctx); err != nil {
+			return err
+		}
 	}
-	return s.end(ctx, e, "killed")
 }

@@ -6,6 +6,7 @@ import (
 
 	"forkd.dev/forkd/internal/agentwire"
 	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/store/metadata"
 	"forkd.dev/forkd/internal/store/snapshot"
 )
 
@@ -50,6 +51,7 @@ type Sandbox struct {
 	Auto            AutoCheckpoint // zero if there are none
 
 	owed       string // the verdict its guest waits for, frozen by a capture; or ""
+	replaced   bool   // another machine has taken its place
 	machineID  string // of its machine, if a rollback made another; or ""
 	restoredID string // the checkpoint it was rolled back to last, or ""
 }
@@ -97,7 +99,7 @@ const (
 	SnapshotBuilding SnapshotStatus = "building"
 	SnapshotWriting  SnapshotStatus = "writing"
 	SnapshotReady    SnapshotStatus = "ready"
-	SnapshotFailed   SnapshotStatus = "failed"
+	SnapshotFailed   SnapshotStatus = metadata.StatusFailed
 	SnapshotStale    SnapshotStatus = "stale"
 )
 

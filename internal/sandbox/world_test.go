@@ -73,6 +73,13 @@ type script struct {
 	fault func(op fake.Op, id string) error
 	guest func(id string) fake.GuestFaults
 	step  func(snapshot.Step, string) error
+	write func(metadata.Step) error
+}
+
+func (s *script) onWrite(fn func(metadata.Step) error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.write = fn
 }
 
 func (s *script) onFault(fn func(op fake.Op, id string) error) {
@@ -113,7 +120,15 @@ func (w *world) open() {
 }
 
 func (w *world) tryOpen(ctx context.Context) (err error) {
-	if w.journal, err = metadata.Open(context.Background(), metadata.Config{Dir: w.data}); err != nil {
+	if w.journal, err = metadata.Open(context.Background(), metadata.Config{Dir: w.data, Failpoint: func(step metadata.Step) error {
+		w.script.mu.Lock()
+		fn := w.script.write
+		w.script.mu.Unlock()
+		if fn == nil {
+			return nil
+		}
+		return fn(step)
+	}}); err != nil {
 		return err
 	}
 	w.store, err = snapshot.Open(snapshot.Config{Dir: filepath.Join(w.data, "snapshots"), Failpoint: func(step snapshot.Step, path string) error {

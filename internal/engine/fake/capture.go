@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -125,7 +126,7 @@ func (m *Machine) freeze(ctx context.Context, after engine.After) (content, erro
 	c := m.p.content.clone()
 	m.p.mu.Unlock()
 	c.Device.Clock = time.Now().Add(c.Device.offset)
-	if err != nil || after == engine.AfterResume {
+	if err != nil && !errors.Is(err, ErrKilled) || err == nil && after == engine.AfterResume {
 		if resumed := m.p.run(goOn); err == nil {
 			err = resumed
 		}

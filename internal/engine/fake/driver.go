@@ -59,6 +59,10 @@ const (
 	OpOrphans Op = "orphans"
 )
 
+// ErrKilled as a fault stands for the death of the daemon at that step: the driver
+// undoes nothing, as it could not any more.
+var ErrKilled = errors.New("the daemon was killed")
+
 // GuestFaults says how a guest misbehaves.
 type GuestFaults struct {
 	HangHello bool // never answers a new connection
@@ -252,7 +256,9 @@ func (d *Driver) restore(ctx context.Context, spec engine.Spec, chain []engine.S
 		err = ctx.Err()
 	}
 	if err != nil {
-		m.p.end("its state was not loaded")
+		if !errors.Is(err, ErrKilled) {
+			m.p.end("its state was not loaded")
+		}
 		return nil, err
 	}
 	return m, nil

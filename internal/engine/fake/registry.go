@@ -73,6 +73,26 @@ func (r *Registry) Crash(id, reason string) bool {
 	return found != nil
 }
 
+// Disconnect closes all connections to agents, as the end of a daemon does.
+func (r *Registry) Disconnect() {
+	r.mu.Lock()
+	var all []*process
+	for _, p := range r.processes {
+		all = append(all, p)
+	}
+	r.mu.Unlock()
+	for _, p := range all {
+		p.mu.Lock()
+		c := p.conn
+		p.conn = nil
+		p.wakeLocked()
+		p.mu.Unlock()
+		if c != nil {
+			_ = c.Close()
+		}
+	}
+}
+
 // start makes a process. ErrConflict: machine id runs already.
 func (r *Registry) start(installation, id string, shape engine.Shape, mapped string, c content, faults GuestFaults) (*process, error) {
 	p := &process{

@@ -43,12 +43,9 @@ func (a *Agent) VerdictSource(ctx context.Context) error {
 	})
 }
 
-// VerdictFork gives the guest an identity of its own.
+// VerdictFork gives the guest an identity of its own, frozen or not.
 func (a *Agent) VerdictFork(ctx context.Context, id agentwire.Identity) (receipt agentwire.Receipt, err error) {
 	err = a.call(ctx, "verdict", anytime, func(c *content) error {
-		if !c.Device.Frozen {
-			return errdefs.New(errdefs.ErrConflict, "agent verdict: no capture is under way")
-		}
 		if id.Generation <= c.Device.Gen {
 			return errdefs.New(errdefs.ErrInvalid, "agent verdict: generation %d after %d", id.Generation, c.Device.Gen)
 		}

@@ -19,6 +19,7 @@ type DB struct {
 	lock         *os.File
 	readers      *sql.DB
 	writer       *writer
+	failpoint    func(Step) error
 	installation string
 	closeOnce    sync.Once
 	closeErr     error
@@ -27,7 +28,19 @@ type DB struct {
 // Config says where the journal lies.
 type Config struct {
 	Dir string // the data directory; created with mode 0700 if missing
+	// Failpoint, if set, is called before each write and after its commit. An error
+	// ends the call there, as a crash would.
+	Failpoint func(step Step) error
 }
+
+// Step is a durable step: after it, a crash may find its effect on disk.
+type Step string
+
+// The steps of a write.
+const (
+	StepWrite  Step = "journal-write"  // nothing is written yet
+	StepCommit Step = "journal-commit" // all of it is
+)
 
 const (
 	fileName = "forkd.db"
@@ -49,7 +62,7 @@ func Open(ctx context.Context, c Config) (*DB, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &DB{dir: c.Dir, lock: lock}
+	d := &DB{dir: c.Dir, lock: lock, failpoint: c.Failpoint}
 	if err := d.open(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("open journal %s: %w", d.path(), err), d.Close())
 	}
@@ -71,6 +84,7 @@ func (d *DB) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	d.writer.failpoint = d.failpoint
 	if err := syncDir(d.dir); err != nil {
 		return classify(err)
 	}

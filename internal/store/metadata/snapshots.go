@@ -21,6 +21,9 @@ type Snapshot struct {
 	CreatedAt time.Time
 }
 
+// StatusFailed is the status of a snapshot whose tag is free for others.
+const StatusFailed = "failed"
+
 // Tag is a name of a snapshot. Each engine has tags of its own: the same word may
 // name one snapshot of each.
 type Tag struct {
@@ -34,7 +37,7 @@ type TagPolicy int
 
 // The tag policies.
 const (
-	KeepTag TagPolicy = iota // ErrConflict
+	KeepTag TagPolicy = iota // ErrConflict, unless that one has failed
 	MoveTag                  // it moves, atomically
 )
 
@@ -152,7 +155,9 @@ func setTag(t *tx, tag, id string, policy TagPolicy) error {
 	if len(engines) == 0 {
 		return errdefs.New(errdefs.ErrNotFound, "set tag %s: snapshot %s does not exist", tag, id)
 	}
-	have, err := t.strings("SELECT snapshot_id FROM tags WHERE tag = ? AND engine = ?", tag, engines[0])
+	// What has failed keeps its tag for those who look for it, but from nobody else.
+	have, err := t.strings("SELECT t.snapshot_id FROM tags t JOIN snapshots s ON s.id = t.snapshot_id WHERE t.tag = ? AND t.engine = ? AND s.status <> ?",
+		tag, engines[0], StatusFailed)
 	if err != nil {
 		return fmt.Errorf("set tag %s: %w", tag, classify(err))
 	}

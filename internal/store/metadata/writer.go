@@ -29,6 +29,8 @@ type writer struct {
 	quit  chan struct{}
 	done  chan struct{}
 	stmts map[string]*sql.Stmt // only used by the goroutine
+	// failpoint is Config.Failpoint, or nil.
+	failpoint func(Step) error
 }
 
 type call struct {
@@ -94,16 +96,29 @@ func (w *writer) close() error {
 // submit runs do in a transaction and waits for its commit. do may run in the
 // same transaction as other calls; if it fails, what it did is undone.
 func (w *writer) submit(ctx context.Context, kind durability, do func(*tx) error) error {
+	if err := w.step(StepWrite); err != nil {
+		return err
+	}
 	c := &call{ctx: ctx, do: do, kind: kind, done: make(chan struct{})}
 	select {
 	case w.calls <- c:
 		<-c.done
+		if c.err == nil {
+			c.err = w.step(StepCommit)
+		}
 		return c.err
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-w.quit:
 		return errdefs.New(errdefs.ErrUnavailable, "the journal is closed")
 	}
+}
+
+func (w *writer) step(s Step) error {
+	if w.failpoint == nil {
+		return nil
+	}
+	return w.failpoint(s)
 }
 
 func (w *writer) run() {
