@@ -168,10 +168,10 @@ func operations(pack []byte) []operation {
 		{"rollback", newSource, func(ctx context.Context, w *world, ref string) error {
 			_, err := w.svc.Rollback(ctx, ref, "")
 			return err
-		}, false, 7},
+		}, false, 6},
 		{"kill of a sandbox with checkpoints", newSource, func(ctx context.Context, w *world, ref string) error {
 			return w.svc.Kill(ctx, ref)
-		}, false, 7},
+		}, false, 6},
 		{"compact", deepTwo, func(ctx context.Context, w *world, ref string) error {
 			_, err := w.svc.CompactSnapshot(ctx, Compact{From: ref, To: "made"}, nil)
 			return err
