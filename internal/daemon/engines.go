@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -178,7 +177,7 @@ func (e *engines) choose(ctx context.Context) (string, string, error) {
 		})
 	}
 	// The measurement takes a tenth of a second; it decides on kvm alone.
-	speed := selection.Speed{Err: errors.New("not looked at")}
+	speed := selection.Speed{Unknown: true}
 	if kvm, err := e.find(selection.KVM); err == nil && kvm.ready {
 		speed = e.speed(ctx)
 	}

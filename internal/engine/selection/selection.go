@@ -37,12 +37,13 @@ type Candidate struct {
 
 // Speed is what /dev/kvm is worth.
 type Speed struct {
-	KVM linux.KVMSpeed
-	Err error // why it is worth nothing
+	KVM     linux.KVMSpeed
+	Err     error // why it is worth nothing
+	Unknown bool  // nobody measured, because it would change nothing
 }
 
 // Fast tells whether the processor itself runs kernel code of guests.
-func (s Speed) Fast() bool { return s.Err == nil && s.KVM.Fast() }
+func (s Speed) Fast() bool { return !s.Unknown && s.Err == nil && s.KVM.Fast() }
 
 // String says it in plain words.
 func (s Speed) String() string {
@@ -64,7 +65,10 @@ type Choice struct {
 
 // Choose picks the engine for a host.
 func Choose(speed Speed, candidates []Candidate) Choice {
-	why := []string{speed.String()}
+	var why []string
+	if !speed.Unknown {
+		why = append(why, speed.String())
+	}
 	remedy := ""
 	for _, name := range Names() {
 		c, ok := find(candidates, name)
