@@ -67,7 +67,9 @@ func (c *capture) freeze(ctx context.Context, m agentwire.Prepare) error {
 			return err
 		}
 	}
-	c.look()
+	if !m.Known || c.hooks { // hooks ran since the last verdict, and may do anything
+		c.look()
+	}
 	if m.Settle {
 		settleHeap()
 	}

@@ -230,16 +230,17 @@ func (n *group) awaitFrozen(ctx context.Context, limit time.Duration) error {
 // awaitEvent waits until key in cgroup.events has the value want. The kernel
 // wakes a poll for priority data on that file whenever it changes.
 func (n *group) awaitEvent(ctx context.Context, limit time.Duration, key string, want int) error {
-	f, err := os.Open(filepath.Join(n.dir, "cgroup.events"))
+	// Not by package os, whose poller would take the descriptor over.
+	fd, err := unix.Open(filepath.Join(n.dir, "cgroup.events"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("watch cgroup: %w", err)
 	}
-	defer f.Close()
+	defer unix.Close(fd)
 	end := time.Now().Add(limit)
 	for {
 		// Reading through this descriptor arms its next event.
 		var buf [256]byte
-		k, err := unix.Pread(int(f.Fd()), buf[:], 0)
+		k, err := unix.Pread(fd, buf[:], 0)
 		if err != nil {
 			return fmt.Errorf("watch cgroup: %w", err)
 		}
@@ -250,7 +251,7 @@ func (n *group) awaitEvent(ctx context.Context, limit time.Duration, key string,
 		if left <= 0 || ctx.Err() != nil {
 			return errdefs.New(errdefs.ErrTimeout, "processes of %s did not reach %s %d in %s", filepath.Base(n.dir), key, want, limit)
 		}
-		fds := []unix.PollFd{{Fd: int32(f.Fd()), Events: unix.POLLPRI}}
+		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLPRI}}
 		if _, err := unix.Poll(fds, int(left.Milliseconds())+1); err != nil && err != unix.EINTR {
 			return fmt.Errorf("watch cgroup: %w", err)
 		}

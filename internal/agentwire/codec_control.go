@@ -85,6 +85,7 @@ func (m *Prepare) Append(dst []byte) []byte {
 	e := encoder{dst}
 	e.flag(1, m.Sync)
 	e.flag(2, m.Settle)
+	e.flag(3, m.Known)
 	return e.b
 }
 
@@ -98,6 +99,8 @@ func (m *Prepare) Decode(b []byte) error {
 			m.Sync = d.flag()
 		case 2:
 			m.Settle = d.flag()
+		case 3:
+			m.Known = d.flag()
 		}
 	}
 	return d.err

@@ -77,6 +77,9 @@ type Prepare struct {
 	// Settle has the agent put its own memory in order first, so that forks find it
 	// written already: for a machine that many will be forked from.
 	Settle bool
+	// Known says that since the last verdict nothing ran in the guest but what the
+	// daemon rehearsed: what the agent found out for forks before still holds.
+	Known bool
 }
 
 // Clock carries a wall time.

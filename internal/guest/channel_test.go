@@ -188,7 +188,7 @@ func TestStreamErrors(t *testing.T) {
 		t.Fatalf("read past its deadline: %v", err)
 	}
 	// Nobody reads at the other end: the write stops at its window and deadline.
-	conn.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
+	conn.SetWriteDeadline(time.Now().Add(2 * time.Second))
 	if n, err := conn.Write(make([]byte, 64<<20)); !isTimeout(err) || n == 0 {
 		t.Fatalf("wrote %d: %v", n, err)
 	}

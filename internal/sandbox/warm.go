@@ -440,7 +440,7 @@ func (m warmMachine) rehearse(ctx context.Context, runner bool) error {
 	if err := firstCalls(ctx, agent, runner); err != nil {
 		return err
 	}
-	if err := agent.Prepare(ctx, agentwire.Prepare{}); err != nil {
+	if err := agent.Prepare(ctx, agentwire.Prepare{Known: true}); err != nil {
 		return fmt.Errorf("freeze the rehearsed machine: %w", err)
 	}
 	if err := agent.Commit(ctx); err != nil {
@@ -456,10 +456,8 @@ func firstCalls(ctx context.Context, agent Agent, runner bool) error {
 	if !runner {
 		return nil
 	}
-	for _, code := range []string{"import sys; sys.version", "1", "del _, sys"} {
-		if _, err := agent.Eval(ctx, agentwire.EvalRequest{Code: code}); err != nil {
-			return fmt.Errorf("rehearse an eval: %w", err)
-		}
+	if _, err := agent.Eval(ctx, agentwire.EvalRequest{Code: "None"}); err != nil {
+		return fmt.Errorf("rehearse an eval: %w", err)
 	}
 	return nil
 }
