@@ -13,6 +13,7 @@ needs=(
 	newuidmap:uidmap
 	zstd:zstd
 	python3:python3
+	mkfs.erofs:erofs-utils
 )
 
 check_go() {
@@ -36,13 +37,40 @@ missing_packages() {
 	python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
 }
 
+# backport installs runsc, for the gvisor engine, from bookworm-backports: bookworm's own
+# is too old. The package list is read into a directory of ours, not into the host's.
+backport() {
+	command -v runsc >/dev/null && return 1
+	grep -q '^VERSION_CODENAME=bookworm' /etc/os-release && command -v apt-get >/dev/null && [[ -r /usr/share/keyrings/debian-archive-keyring.gpg ]] || return 1
+	local as_root=()
+	((EUID == 0)) || as_root=(sudo)
+	echo "setup: installing runsc of bookworm-backports"
+	dir=$(mktemp -d -t forkd-setup.XXXXXX)
+	trap 'rm -rf "$dir"' EXIT
+	mkdir -p "$dir/lists/partial" "$dir/parts"
+	chmod 755 "$dir"
+	local mirror
+	mirror=$(awk '/^URIs:/ { print $2; exit }' /etc/apt/sources.list.d/debian.sources 2>/dev/null || true)
+	echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] ${mirror:-http://deb.debian.org/debian} bookworm-backports main" >"$dir/sources.list"
+	local options=(-o "Dir::Etc::SourceList=$dir/sources.list" -o "Dir::Etc::SourceParts=$dir/parts" -o "Dir::State::Lists=$dir/lists"
+		-o "Dir::Cache::pkgcache=" -o "Dir::Cache::srcpkgcache=" -o APT::Sandbox::User=root)
+	if ! { "${as_root[@]}" apt-get -q "${options[@]}" update &&
+		(cd "$dir" && "${as_root[@]}" apt-get -q "${options[@]}" download runsc) &&
+		"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive dpkg -i "$dir"/runsc_*.deb; } >"$dir/log" 2>&1; then
+		# Everything else works without it, and says how to get it.
+		tail -n 3 "$dir/log" >&2
+		echo "setup: no runsc: the gvisor engine is left out (forkd engine install gvisor)" >&2
+	fi
+	"${as_root[@]}" rm -rf "$dir"
+}
+
 main() {
 	[[ $(uname -s) == Linux ]] || fail "forkd runs on Linux, this is $(uname -s)"
 	check_go
 	local missing
 	mapfile -t missing < <(missing_packages)
 	if ((${#missing[@]} == 0)); then
-		echo "setup: nothing to install"
+		backport || echo "setup: nothing to install"
 		return
 	fi
 	command -v apt-get >/dev/null || fail "missing: ${missing[*]}. There is no apt-get here: install what gives you the same programs"
@@ -65,6 +93,7 @@ main() {
 	rm -f "$log"
 	mapfile -t missing < <(missing_packages)
 	((${#missing[@]} == 0)) || fail "still missing after the installation: ${missing[*]}"
+	backport || true
 	echo "setup: done"
 }
 

@@ -81,6 +81,7 @@ func (c *capture) hold(ctx context.Context) error {
 	g := c.agent.groups
 	if g.stopper != nil {
 		g.close()
+		c.agent.procs.bar(true)
 		if err := g.stopper.stop(ctx, freezeTime); err != nil {
 			return errdefs.New(errdefs.ErrTimeout, "stop user processes: %w", err)
 		}
@@ -175,6 +176,7 @@ func (c *capture) thaw() error {
 	}
 	if g.stopper != nil {
 		first = g.stopper.letAll()
+		c.agent.procs.bar(false)
 	}
 	g.reopen()
 	c.agent.gate.reopen()

@@ -47,7 +47,7 @@ func (f *fork) runTool(ctx context.Context, argv []string) (status, detail strin
 	env["FORKD_SANDBOX_ID"] = f.m.SandboxID
 	env["FORKD_GENERATION"] = strconv.FormatUint(f.m.Generation, 10)
 	out := &sink{budget: &a.budget, limit: hookLimit}
-	spec := startSpec{path: argv[0], argv: argv, env: flatten(env), dir: "/", group: a.groups.hooks}
+	spec := startSpec{path: argv[0], argv: argv, env: flatten(env), dir: "/", group: a.groups.hooks, ours: true}
 	run, err := a.startPiped(spec, nil, out, out)
 	if err != nil {
 		return "failed", err.Error()

@@ -25,6 +25,9 @@ type processes struct {
 	mu sync.Mutex
 	// +checklocks:mu
 	running map[int]*process
+	// +checklocks:mu
+	barred bool
+	free   *sync.Cond // of mu: barred has become false
 }
 
 // process is a started child. After done is closed, status and usage are set.
@@ -44,6 +47,7 @@ type startSpec struct {
 	files []*os.File // descriptors 0, 1, ...; nil entries are /dev/null
 	cred  *syscall.Credential
 	group *group // nil: wherever the agent is
+	ours  bool   // part of a fork: it starts also while nothing of the user may
 }
 
 func newProcesses(realtime bool) *processes {
@@ -53,6 +57,7 @@ func newProcesses(realtime bool) *processes {
 		done:     make(chan struct{}),
 		running:  make(map[int]*process),
 	}
+	p.free = sync.NewCond(&p.mu)
 	// Orphans come to us also when we are not PID 1, so they are reaped here too.
 	unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 	signal.Notify(p.signals, syscall.SIGCHLD)
@@ -69,6 +74,15 @@ func (p *processes) close() {
 	signal.Stop(p.signals)
 	close(p.signals)
 	<-p.done
+}
+
+// bar holds programs of the user back that are about to start, until it is called
+// with false. A program that was starting has started when it returns.
+func (p *processes) bar(on bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.barred = on
+	p.free.Broadcast()
 }
 
 // reap collects all children that have ended.
@@ -118,6 +132,9 @@ func (p *processes) start(spec startSpec) (*process, error) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	for p.barred && !spec.ours {
+		p.free.Wait()
+	}
 	pid, err := p.fork(spec, attr)
 	if err != nil {
 		return nil, startError(spec, err)
