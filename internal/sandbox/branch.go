@@ -462,7 +462,7 @@ func (t *taking) prove(ctx context.Context, m snapshot.Manifest) error {
 	row := metadata.Snapshot{ID: t.id, Status: string(SnapshotReady), Engine: m.Compat.Engine, CreatedAt: m.CreatedAt}
 	err = t.s.cfg.Journal.PublishSnapshot(ctx, row, "", metadata.KeepTag)
 	if err == nil && t.kind == labelCheckpointOf && t.s.wantsSpare(t.e) {
-		t.s.keepSpare(t.e, t.id, proof)
+		t.s.keepSpare(t.e, t.id, proof, m.Agent.RunnerQuiet)
 		return nil
 	}
 	return errors.Join(err, t.s.discard(proof.ID()))

@@ -243,7 +243,7 @@ func (r *rollback) run(ctx context.Context, checkpoint string) (*entry, error) {
 func (r *rollback) restore(ctx context.Context, p *plan) (_ *entry, err error) {
 	s := r.s
 	info := r.before
-	machine := s.claimSpare(ctx, info.ID, p.id)
+	machine, l := s.claimSpare(ctx, info.ID, p.id)
 	if machine == nil {
 		machine, err = s.restoreStopped(ctx, stopped{chain: p.chain, shape: p.manifest.Shape, root: p.root, limits: limitsOf(info)})
 		if err != nil {
@@ -256,7 +256,10 @@ func (r *rollback) restore(ctx context.Context, p *plan) (_ *entry, err error) {
 			err = errors.Join(err, s.discard(info.machineID))
 		}
 	}()
-	e := &entry{machine: machine, link: newLink(machine, s.cfg.Connect, helloTimeout)}
+	if l == nil {
+		l = newLink(machine, s.cfg.Connect, helloTimeout)
+	}
+	e := &entry{machine: machine, link: l}
 	receipt, err := r.identify(ctx, e)
 	if err != nil {
 		e.link.close()

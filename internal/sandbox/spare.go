@@ -18,8 +18,11 @@ import (
 // most, all sandboxes together maxSpares, and none is kept where nothing is prepared
 // (Config.PoolSize) or memory is short: they give way to sandboxes.
 //
-// A spare has never run and has no identity. Its directory is removed with it; what a
-// crash leaves is a machine without a row, which the next start ends.
+// Where the capture froze all that could run, a spare has answered HELLO before it was
+// stopped again: that is half of what a rollback waits for otherwise. No process of the
+// user has run in it, and it has no identity: its agent waits for the verdict. Its
+// directory is removed with it; what a crash leaves is a machine without a row, which the
+// next start ends.
 type spare struct {
 	sandboxID  string
 	checkpoint string
@@ -27,6 +30,7 @@ type spare struct {
 	made       chan struct{} // closed when machine is final
 
 	machine engine.Machine // nil if it could not be made; final once made is closed
+	link    *link          // likewise; nil unless the machine has answered
 	dropped bool           // guarded by spares.mu: who makes it ends it
 }
 
@@ -35,7 +39,7 @@ const maxSpares = 8
 
 // spareQuiet is how long after a rollback its sandbox has the processors to itself:
 // it is asked for something now.
-const spareQuiet = 60 * time.Millisecond
+const spareQuiet = 40 * time.Millisecond
 
 // spares holds the spares, the one used longest ago first.
 type spares struct {
@@ -134,6 +138,9 @@ func (s *Service) endSpares(gone []*spare) {
 }
 
 func (s *Service) endSpare(sp *spare) {
+	if sp.link != nil {
+		sp.link.close()
+	}
 	if sp.machine == nil {
 		return
 	}
@@ -167,54 +174,60 @@ func (s *Service) wantsSpare(e *entry) bool {
 // claimSpare hands out the spare of a sandbox if it is of that checkpoint, waiting for
 // one that is being made: that is further than a new one would be. It returns nil if
 // there is none.
-func (s *Service) claimSpare(ctx context.Context, sandboxID, checkpoint string) engine.Machine {
+func (s *Service) claimSpare(ctx context.Context, sandboxID, checkpoint string) (engine.Machine, *link) {
 	sp := s.spares.take(sandboxID, checkpoint)
 	if sp == nil {
-		return nil
+		return nil, nil
 	}
 	select {
 	case <-sp.made:
 	case <-ctx.Done():
 		s.endSpares([]*spare{sp})
-		return nil
+		return nil, nil
 	}
 	if sp.machine == nil {
-		return nil
+		return nil, nil
 	}
 	select {
 	case <-sp.machine.Done(): // it died while it waited
 		s.endSpare(sp)
-		return nil
+		return nil, nil
 	default:
-		return sp.machine
+		return sp.machine, sp.link
 	}
 }
 
 // keepSpare takes a machine that stands restored from a checkpoint of e as its spare.
-func (s *Service) keepSpare(e *entry, checkpoint string, m engine.Machine) {
-	sp := newSpare(e, checkpoint)
-	sp.machine = m
-	close(sp.made)
-	s.endSpares(s.spares.put(sp))
-}
-
-func newSpare(e *entry, checkpoint string) *spare {
-	return &spare{sandboxID: e.snapshot().ID, checkpoint: checkpoint, hurry: make(chan struct{}), made: make(chan struct{})}
+// quiet: nothing of the user runs in it before it has its verdict.
+func (s *Service) keepSpare(e *entry, checkpoint string, m engine.Machine, quiet bool) {
+	s.startSpare(e, checkpoint, func(ctx context.Context, sp *spare) error {
+		sp.machine = m
+		if !quiet {
+			return nil
+		}
+		return s.rehearseSpare(ctx, sp)
+	})
 }
 
 // renewSpare makes a spare of a checkpoint for e, in the background.
 func (s *Service) renewSpare(e *entry, checkpoint string) {
-	if s.cfg.PoolSize == 0 {
-		return
+	if s.cfg.PoolSize > 0 {
+		s.startSpare(e, checkpoint, func(ctx context.Context, sp *spare) error { return s.makeSpare(ctx, e, sp) })
 	}
-	sp := newSpare(e, checkpoint)
+}
+
+// startSpare has fill make the machine of a new spare of e, in the background.
+func (s *Service) startSpare(e *entry, checkpoint string, fill func(context.Context, *spare) error) {
+	sp := &spare{sandboxID: e.snapshot().ID, checkpoint: checkpoint, hurry: make(chan struct{}), made: make(chan struct{})}
 	s.endSpares(s.spares.put(sp))
 	s.group.Go(func() {
-		m, err := s.makeSpare(s.closing, e, sp)
-		if err != nil && s.closing.Err() == nil {
-			s.cfg.Log("prepare a rollback of %s: %v", sp.sandboxID, err)
+		if err := fill(s.closing, sp); err != nil {
+			if s.closing.Err() == nil {
+				s.cfg.Log("prepare a rollback of %s: %v", sp.sandboxID, err)
+			}
+			s.endSpare(sp)
+			sp.machine, sp.link = nil, nil
 		}
-		sp.machine = m
 		s.spares.mu.Lock()
 		close(sp.made)
 		dropped := sp.dropped
@@ -225,28 +238,56 @@ func (s *Service) renewSpare(e *entry, checkpoint string) {
 	})
 }
 
+// rehearseSpare has the machine of sp answer, and stops it where it waits for its
+// verdict. Who waits for it already is not kept waiting for that.
+func (s *Service) rehearseSpare(ctx context.Context, sp *spare) error {
+	select {
+	case <-sp.hurry:
+		return nil
+	default:
+	}
+	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	defer cancel()
+	sp.link = newLink(sp.machine, s.cfg.Connect, helloTimeout)
+	if err := sp.machine.Resume(ctx); err != nil {
+		return err
+	}
+	agent, err := sp.link.get(ctx)
+	if err != nil {
+		return err
+	}
+	if _, err := agent.Ping(ctx); err != nil {
+		return err
+	}
+	return sp.machine.Pause(ctx)
+}
+
 // makeSpare restores a machine once the sandbox had its time, or somebody waits.
-func (s *Service) makeSpare(ctx context.Context, e *entry, sp *spare) (engine.Machine, error) {
+func (s *Service) makeSpare(ctx context.Context, e *entry, sp *spare) error {
 	quiet := time.NewTimer(spareQuiet)
 	defer quiet.Stop()
 	select {
 	case <-quiet.C:
 	case <-sp.hurry:
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return ctx.Err()
 	}
 	s.spares.mu.Lock()
 	dropped := sp.dropped
 	s.spares.mu.Unlock()
 	if dropped || !s.wantsSpare(e) {
-		return nil, nil
+		return nil
 	}
 	p, err := s.planOf(ctx, sp.checkpoint)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer p.release()
-	return s.restoreStopped(ctx, stopped{chain: p.chain, shape: p.manifest.Shape, root: p.root, limits: limitsOf(e.snapshot())})
+	sp.machine, err = s.restoreStopped(ctx, stopped{chain: p.chain, shape: p.manifest.Shape, root: p.root, limits: limitsOf(e.snapshot())})
+	if err != nil || !p.manifest.Agent.RunnerQuiet {
+		return err
+	}
+	return s.rehearseSpare(ctx, sp)
 }
 
 // stopped is a machine that is to be restored and not to run.

@@ -13,6 +13,7 @@ import (
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/errdefs"
 	"forkd.dev/forkd/internal/ident"
+	"forkd.dev/forkd/internal/linux"
 )
 
 // Each capture leaves its machine one overlay more, and with them grow the time of
@@ -26,6 +27,9 @@ import (
 
 // maxOverlays is how many overlays below the top a machine has before some are merged.
 const maxOverlays = 24
+
+// mergeSpare is what must stay free of the disk beside the merged file.
+const mergeSpare = 1 << 30
 
 // mergedName begins the names of overlays that were merged of others.
 const mergedName = "merged-"
@@ -152,12 +156,25 @@ func (m *Machine) mergeOverlays(ctx context.Context, s stretch, out string) erro
 			_ = f.Close()
 		}
 	}()
+	need := int64(mergeSpare)
 	for _, name := range s.names {
 		f, err := os.Open(filepath.Join(m.dir, name))
 		if err != nil {
 			return err
 		}
 		files = append(files, f)
+		st, err := f.Stat()
+		if err != nil {
+			return err
+		}
+		need += st.Sys().(*syscall.Stat_t).Blocks * 512
+	}
+	disk, err := linux.ReadDisk(m.d.cfg.Dir)
+	if err != nil {
+		return err
+	}
+	if disk.AvailableBytes < need {
+		return errdefs.New(errdefs.ErrResourceExhausted, "%d MiB of the disk are free, %d are needed", disk.AvailableBytes>>20, need>>20)
 	}
 	return m.d.mergeDisks(ctx, mergeWanted{files: files, out: out, bytes: backgroundBytesPerSecond})
 }
