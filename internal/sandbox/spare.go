@@ -37,9 +37,9 @@ type spare struct {
 // maxSpares bounds the spares of all sandboxes.
 const maxSpares = 8
 
-// spareQuiet is how long after a rollback its sandbox has the processors to itself:
-// it is asked for something now.
-const spareQuiet = 40 * time.Millisecond
+// spareQuiet is how long after a rollback its sandbox has the processors to itself: it
+// is asked for something now, and the first answer of an emulated guest takes 40 to 60 ms.
+const spareQuiet = 90 * time.Millisecond
 
 // spares holds the spares, the one used longest ago first.
 type spares struct {
