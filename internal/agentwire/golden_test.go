@@ -60,7 +60,7 @@ func goldenFrames() []goldenFrame {
 			StderrTruncated: true, Error: "E: x", Traceback: "T", TimedOut: true, RunnerRestarted: true, Duration: 8,
 		})},
 		{"call_warm_start", FrameCall, 5, coded(0, byte(MethodWarmStart), &WarmStart{Language: "python", Code: "import json", Timeout: time.Hour})},
-		{"call_prepare", FrameCall, 6, coded(0, byte(MethodPrepare), &Prepare{Sync: true, Settle: true})},
+		{"call_prepare", FrameCall, 6, coded(0, byte(MethodPrepare), &Prepare{Sync: true, Settle: true, Known: true})},
 		{"call_commit", FrameCall, 7, []byte{0, byte(MethodCommit)}},
 		{"call_verdict_source", FrameCall, 8, coded(0, byte(MethodVerdictSource), &Clock{Wall: at})},
 		{"call_verdict_fork", FrameCall, 9, coded(0, byte(MethodVerdictFork), &Identity{
