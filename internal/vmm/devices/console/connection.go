@@ -5,118 +5,55 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"sync/atomic"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"forkd.dev/forkd/internal/vmm/devices"
+	"forkd.dev/forkd/internal/vmm/devices/hostfd"
 )
 
 // connection is the host's end of a port.
 type connection struct {
+	*hostfd.FD
 	d    *Device
 	port int
-	f    *os.File
-	raw  syscall.RawConn
-
-	input, output chan struct{} // wishes to be called when the descriptor is ready
-	ended         chan struct{} // closed by close
-	failed        atomic.Bool   // a write failed: receive closes it
 
 	// Of the receiving goroutine.
-	fill     func() error
-	fillFD   int
-	received receiveResult
-
-	// Of whoever holds the Transport's lock.
-	out     []byte
-	outN    int
-	outErr  error
-	writeFD func(uintptr)
+	fill  func() error
+	fd    int
+	found hostfd.Verdict
 }
 
-type receiveResult int
-
-const (
-	receiveParked receiveResult = iota // nothing to do until somebody wishes
-	receiveEmpty                       // the descriptor has nothing
-	receiveEnded                       // the other side is gone
-)
-
 func newConnection(d *Device, i int, f *os.File) (*connection, error) {
-	raw, err := f.SyscallConn()
+	c := &connection{d: d, port: i}
+	c.fill = c.fillLocked // made once, so that moving bytes allocates nothing
+	fd, err := hostfd.New(f, hostfd.Config{
+		Readable:   c.readable,
+		Writable:   func() { d.bus.Kick(queueFromGuest(i)) },
+		Ended:      c.end,
+		Goroutines: &d.pumps,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("console: connect port %d: %w", i, err)
 	}
-	c := &connection{d: d, port: i, f: f, raw: raw,
-		input: make(chan struct{}, 1), output: make(chan struct{}, 1), ended: make(chan struct{})}
-	// Made once, so that moving bytes allocates nothing.
-	c.fill = c.fillLocked
-	c.writeFD = func(fd uintptr) { c.outN, c.outErr = unix.Write(int(fd), c.out) }
+	c.FD = fd
 	return c, nil
 }
 
-// start begins the goroutines. Device.mu is held, so that Close sees them.
-func (c *connection) start() {
-	c.d.pumps.Add(2)
-	c.wantInput()
-	go c.receive()
-	go c.awaitWritable()
+// end removes a connection that came to its end, unless it was replaced already.
+func (c *connection) end() {
+	c.d.forget(c)
+	c.Close()
+	c.d.bus.Kick(controlToGuest)
 }
 
-// close ends the goroutines soon. It may be repeated. The Transport's lock is not held.
-func (c *connection) close() {
-	c.d.mu.Lock()
-	select {
-	case <-c.ended:
-		c.d.mu.Unlock()
-		return
-	default:
+// readable moves bytes to the guest as far as the guest has room.
+func (c *connection) readable(fd int) hostfd.Verdict {
+	c.found, c.fd = hostfd.Parked, fd
+	if !c.d.bus.Exclusive(c.fill) {
+		return hostfd.Parked // Resume processes the queue, which wishes again
 	}
-	close(c.ended)
-	c.d.mu.Unlock()
-	c.f.Close()
-}
-
-func wish(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
-
-func (c *connection) wantInput()  { wish(c.input) }
-func (c *connection) wantOutput() { wish(c.output) }
-
-// receive moves bytes to the guest whenever there are some and the guest has room.
-func (c *connection) receive() {
-	defer c.d.pumps.Done()
-	ready := func(fd uintptr) bool {
-		c.received, c.fillFD = receiveParked, int(fd)
-		if !c.d.bus.Exclusive(c.fill) {
-			c.received = receiveParked // Resume wishes again
-		}
-		if c.failed.Load() {
-			c.received = receiveEnded
-		}
-		return c.received != receiveEmpty
-	}
-	for {
-		select {
-		case <-c.input:
-		case <-c.ended:
-			return
-		}
-		if err := c.raw.Read(ready); err != nil {
-			c.received = receiveEnded // closed
-		}
-		if c.received == receiveEnded {
-			c.d.drop(c)
-			c.d.bus.Kick(controlToGuest)
-			return
-		}
-	}
+	return c.found
 }
 
 // fillLocked reads into the buffers that the guest gave. The Transport's lock is held.
@@ -128,7 +65,7 @@ func (c *connection) fillLocked() error {
 	}
 	for total := 0; ; {
 		if total >= maxBurst {
-			c.wantInput()
+			c.WantInput()
 			return nil
 		}
 		ok, err := q.Pop(&c.d.chain)
@@ -140,13 +77,12 @@ func (c *connection) fillLocked() error {
 			// and is called again.
 			return nil
 		}
-		n, err := readInto(c.fillFD, c.d.chain.Writable)
+		n, err := readInto(c.fd, c.d.chain.Writable)
 		if n == 0 && c.d.chain.WriteLen > 0 {
 			q.Return()
+			c.found = hostfd.Ended
 			if errors.Is(err, unix.EAGAIN) {
-				c.received = receiveEmpty
-			} else {
-				c.received = receiveEnded
+				c.found = hostfd.Empty
 			}
 			return nil
 		}
@@ -162,74 +98,20 @@ func readInto(fd int, bufs [][]byte) (int, error) {
 	total := 0
 	for _, b := range bufs {
 		b = b[:min(len(b), maxBurst)]
-		n, err := unix.Read(fd, b)
-		for errors.Is(err, unix.EINTR) {
-			n, err = unix.Read(fd, b)
-		}
-		if n <= 0 {
-			if total == 0 && err == nil {
-				err = io.EOF
-			}
-			if total > 0 {
-				err = nil // it shows again with the next read
-			}
-			return total, err
+		n, err := hostfd.Read(fd, b)
+		switch {
+		case n <= 0 && total > 0:
+			return total, nil // an error shows again with the next read
+		case n <= 0 && err == nil:
+			return 0, io.EOF
+		case n <= 0:
+			return 0, err // EAGAIN mostly: not wrapped, which would allocate
 		}
 		if total += n; n < len(b) || total >= maxBurst {
 			break
 		}
 	}
 	return total, nil
-}
-
-// awaitWritable has the queue processed when the descriptor takes bytes again.
-func (c *connection) awaitWritable() {
-	defer c.d.pumps.Done()
-	var fds [1]unix.PollFd
-	writable := func(fd uintptr) bool {
-		// Asked anew: readiness that came before this call is not told again.
-		fds[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLOUT}
-		n, err := unix.Poll(fds[:], 0)
-		return n != 0 || (err != nil && !errors.Is(err, unix.EINTR))
-	}
-	for {
-		select {
-		case <-c.output:
-		case <-c.ended:
-			return
-		}
-		if err := c.raw.Write(writable); err != nil {
-			return
-		}
-		c.d.bus.Kick(queueFromGuest(c.port))
-	}
-}
-
-// giveUp takes a connection away from its port, with the Transport's lock held, where it
-// cannot be closed: that waits for receive, which may wait for the lock.
-func (d *Device) giveUp(c *connection) {
-	d.mu.Lock()
-	if d.conns[c.port] == c {
-		d.conns[c.port] = nil
-	}
-	d.mu.Unlock()
-	c.failed.Store(true)
-	c.wantInput()
-}
-
-// write hands bytes to the descriptor as far as it takes them. The Transport's lock is held.
-func (c *connection) write(b []byte) (int, error) {
-	for {
-		c.out, c.outN, c.outErr = b, 0, nil
-		// Control and not Write, which would wait for awaitWritable.
-		if err := c.raw.Control(c.writeFD); err != nil {
-			return 0, err
-		}
-		c.out = nil
-		if !errors.Is(c.outErr, unix.EINTR) {
-			return max(c.outN, 0), c.outErr
-		}
-	}
 }
 
 // transmit moves bytes of port i from the guest to the host. The Transport's lock is held.
@@ -239,41 +121,53 @@ func (d *Device) transmit(i int) error {
 		return nil // what is there waits for a connection
 	}
 	p, q := d.ports[i], d.bus.Queue(queueFromGuest(i))
-	for total := 0; ; {
+	for total := uint64(0); total < maxBurst; {
 		ok, err := q.Pop(&d.chain)
 		if err != nil || !ok {
 			return err
 		}
 		// The guest may have changed a request that was begun: never more than it is long.
-		p.sent = min(p.sent, d.chain.ReadLen)
-		for _, b := range devices.Skip(d.chain.Readable, p.sent) {
-			n, err := c.write(b[:min(len(b), maxBurst)])
-			p.sent += uint64(n)
-			total += n
-			d.fromGuest.Add(uint64(n))
-			if n == len(b) && total < maxBurst {
-				continue
-			}
-			if p.sent == d.chain.ReadLen {
-				break
-			}
-			q.Return()
-			switch {
-			case err == nil && total >= maxBurst:
-				q.Yield()
-			case err == nil || errors.Is(err, unix.EAGAIN):
-				c.wantOutput()
-			default:
-				d.giveUp(c)
-				return d.writeControl()
-			}
-			return nil
+		begun := min(p.sent, d.chain.ReadLen)
+		p.sent, err = c.send(devices.Skip(d.chain.Readable, begun), begun)
+		total += p.sent - begun
+		d.fromGuest.Add(p.sent - begun)
+		if p.sent == d.chain.ReadLen {
+			p.sent = 0
+			q.Push(d.chain.Head, 0)
+			continue
 		}
-		p.sent = 0
-		q.Push(d.chain.Head, 0)
-		if total >= maxBurst {
-			q.Yield()
-			return nil
+		q.Return()
+		switch {
+		case err == nil:
+			q.Yield() // enough for now
+		case errors.Is(err, unix.EAGAIN):
+			c.WantOutput()
+		default:
+			d.forget(c)
+			c.Fail() // and not Close, which waits for a goroutine that may wait for the lock
+			return d.writeControl()
 		}
+		return nil
 	}
+	q.Yield()
+	return nil
+}
+
+// send writes buffers, at most maxBurst bytes, and returns sent and how many those were. Without an error
+// either all or enough was written.
+func (c *connection) send(bufs [][]byte, sent uint64) (uint64, error) {
+	left := maxBurst
+	for _, b := range bufs {
+		b = b[:min(len(b), left)]
+		n, err := c.Write(b)
+		sent, left = sent+uint64(n), left-n
+		if n == len(b) && left > 0 {
+			continue
+		}
+		if n < len(b) && err == nil {
+			err = unix.EAGAIN
+		}
+		return sent, err
+	}
+	return sent, nil
 }

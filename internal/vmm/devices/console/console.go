@@ -99,10 +99,10 @@ func (d *Device) Connect(i int, f *os.File) error {
 	}
 	old := d.conns[i]
 	d.conns[i] = c
-	c.start()
+	c.Start()
 	d.mu.Unlock()
 	if old != nil {
-		old.close()
+		old.Close()
 	}
 	d.bus.Kick(controlToGuest)
 	d.bus.Kick(queueFromGuest(i))
@@ -127,7 +127,7 @@ func (d *Device) Close() {
 	d.mu.Unlock()
 	for _, c := range conns {
 		if c != nil {
-			c.close()
+			c.Close()
 		}
 	}
 	d.pumps.Wait()
@@ -139,14 +139,13 @@ func (d *Device) conn(i int) *connection {
 	return d.conns[i]
 }
 
-// drop removes a connection that came to its end, unless it was replaced already.
-func (d *Device) drop(c *connection) {
+// forget takes a connection away from its port, unless it was replaced already.
+func (d *Device) forget(c *connection) {
 	d.mu.Lock()
+	defer d.mu.Unlock()
 	if d.conns[c.port] == c {
 		d.conns[c.port] = nil
 	}
-	d.mu.Unlock()
-	c.close()
 }
 
 // Attach implements what a Transport calls once.
@@ -214,7 +213,7 @@ func (d *Device) Process(q int) error {
 		return d.transmit(i)
 	}
 	if c := d.conn(i); c != nil {
-		c.wantInput()
+		c.WantInput()
 	}
 	return nil
 }

@@ -32,7 +32,12 @@ const (
 // signalLine tells a goroutine that waits of interrupts.
 type signalLine struct{ c chan struct{} }
 
-func (l signalLine) Raise() { wish(l.c) }
+func (l signalLine) Raise() {
+	select {
+	case l.c <- struct{}{}:
+	default:
+	}
+}
 
 // guest is a machine whose driver does what Linux's virtio_console does.
 type guest struct {
@@ -43,6 +48,7 @@ type guest struct {
 	tr   *virtio.Transport
 	d    *vt.Driver
 
+	port         *os.File // the device's end of the last connection
 	added, named bool
 	connected    bool // as the device told
 	input        []byte
@@ -207,7 +213,8 @@ func (g *guest) connect() *os.File {
 	}
 	host := os.NewFile(uintptr(fds[0]), "host")
 	g.t.Cleanup(func() { host.Close() })
-	if err := g.dev.Connect(0, os.NewFile(uintptr(fds[1]), "port")); err != nil {
+	g.port = os.NewFile(uintptr(fds[1]), "port")
+	if err := g.dev.Connect(0, g.port); err != nil {
 		g.t.Fatal(err)
 	}
 	return host
@@ -432,8 +439,11 @@ func (x *traffic) fork() {
 // unread empties the socket of a paused machine.
 func (x *traffic) unread(g *guest) []byte {
 	var all []byte
-	c := g.dev.conn(0)
-	c.raw.Control(func(fd uintptr) {
+	raw, err := g.port.SyscallConn()
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	raw.Control(func(fd uintptr) {
 		p := make([]byte, 64<<10)
 		for {
 			n, err := unix.Read(int(fd), p)

@@ -53,7 +53,7 @@ func (d *Device) control(id uint32, event, value uint16) {
 	case eventPortOpen:
 		p.guestOpen = value == 1
 		if c := d.conn(int(id) - 1); c != nil && p.guestOpen {
-			c.wantInput()
+			c.WantInput()
 		}
 	}
 }
