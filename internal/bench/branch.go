@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/errdefs"
 	forkd "forkd.dev/forkd/sdk/go"
 )
@@ -206,7 +207,11 @@ func (s *subject) sourceCounter(ctx context.Context, sb forkd.Sandbox) (func() (
 	if s.cfg.counter != nil {
 		return s.cfg.counter(*sb.PID, marker)
 	}
-	read, err := findCounter(*sb.PID, marker, guestMemory)
+	find := func() (func() (uint64, error), error) { return findCounter(*sb.PID, marker, guestMemory) }
+	if sb.Isolation == string(engine.IsolationUserKernel) {
+		find = func() (func() (uint64, error), error) { return findCounterInFile(*sb.PID, marker, gvisorMemory) }
+	}
+	read, err := find()
 	if err != nil {
 		return nil, errdefs.As(errdefs.ErrUnavailable, fmt.Errorf("see the memory of the machine, which needs root: %w", err))
 	}

@@ -138,6 +138,10 @@ func (e *engines) probe(ctx context.Context, entry engineEntry) engine.Probe {
 		return engine.Probe{Reason: err.Error(), Remedy: "make room in the directory for temporary files"}
 	}
 	defer os.RemoveAll(dir)
+	// As below a data directory: machines have uids of their own.
+	if err := os.Chmod(dir, 0o711); err != nil {
+		return failedProbe(err)
+	}
 	s := engineSetup{dataDir: e.dataDir, dir: dir, libexec: filepath.Join(dir, "libexec"), installation: "probe", logf: func(string, ...any) {}}
 	d, err := entry.open(ctx, s)
 	if err != nil {
