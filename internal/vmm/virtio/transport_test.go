@@ -371,3 +371,19 @@ func (x *randomRun) verify(q *vt.Queue, u vt.Used) {
 		x.t.Fatal("wrong answer")
 	}
 }
+
+// TestGoldenState: a state written by an older build of this version loads and does what it says.
+func TestGoldenState(t *testing.T) {
+	r := newRig(1 << 20)
+	if err := r.d.Init(allFeatures, 16); err != nil {
+		t.Fatal(err)
+	}
+	roundTrip(t, r, 0, 3, false)
+	r.t.Pause()
+	state := vt.Golden(t, "transport_v1", r.t.AppendState(nil))
+	if err := r.t.LoadState(state); err != nil {
+		t.Fatal(err)
+	}
+	r.t.Resume()
+	roundTrip(t, r, 0, 3, false)
+}

@@ -146,3 +146,12 @@ func FuzzBalloon(f *testing.F) {
 		}
 	})
 }
+
+func TestGoldenState(t *testing.T) {
+	_, b, _ := newBalloon(t)
+	b.SetTarget(0x1234)
+	b.actual.Store(0x99)
+	if err := b.LoadState(vt.Golden(t, "balloon_v1", b.AppendState(nil))); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -292,3 +292,13 @@ func blocksOf(t *testing.T, f *os.File) int64 {
 	}
 	return n
 }
+
+func TestGoldenState(t *testing.T) {
+	r := newRig(t, rigConfig{blocks: 1000})
+	if err := r.dev.LoadState(vt.Golden(t, "block_v1", r.dev.AppendState(nil))); err != nil {
+		t.Fatal(err)
+	}
+	if err := newRig(t, rigConfig{blocks: 1001}).dev.LoadState(r.dev.AppendState(nil)); err == nil {
+		t.Error("the state of a disk of another length is accepted")
+	}
+}

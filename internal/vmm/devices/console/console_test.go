@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"forkd.dev/forkd/internal/errdefs"
 	"forkd.dev/forkd/internal/vmm/virtio"
 	vt "forkd.dev/forkd/internal/vmm/virtio/virtiotest"
 )
@@ -454,4 +455,27 @@ func (x *traffic) unread(g *guest) []byte {
 		}
 	})
 	return all
+}
+
+func TestGoldenState(t *testing.T) {
+	g := newGuest(t, 16)
+	g.await("name", func() bool { return g.named })
+	g.connect()
+	g.await("connection", func() bool { return g.connected })
+	g.tr.Pause()
+	g.dev.ports[0].sent = 7 // of a request that the host took in part
+	if err := g.dev.LoadState(vt.Golden(t, "console_v1", g.dev.AppendState(nil))); err != nil {
+		t.Fatal(err)
+	}
+	p := g.dev.ports[0]
+	if !p.ready || !p.guestOpen || !p.told || p.sent != 7 {
+		t.Errorf("%+v", p)
+	}
+	other, err := New("org.example.other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := other.LoadState(g.dev.AppendState(nil)); !errors.Is(err, errdefs.ErrIncompatible) {
+		t.Errorf("a port of another name: %v", err)
+	}
 }

@@ -313,3 +313,15 @@ func FuzzNet(f *testing.F) {
 		}
 	})
 }
+
+func TestGoldenState(t *testing.T) {
+	g := newGuest(t, devices.Rate{})
+	state := vt.Golden(t, "nic_v1", g.dev.AppendState(nil))
+	other, err := New(Config{MAC: [6]byte{2, 9, 9, 9, 9, 9}, Clock: g.clock})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := other.LoadState(state); err != nil || other.cfg.MAC != mac {
+		t.Errorf("%v, address % x", err, other.cfg.MAC)
+	}
+}

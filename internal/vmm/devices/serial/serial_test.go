@@ -217,3 +217,14 @@ func FuzzLoadState(f *testing.F) {
 		}
 	})
 }
+
+func TestGoldenState(t *testing.T) {
+	r := newRig(t, devices.Rate{})
+	r.outb(regLineControl, lineDivisor)
+	r.outb(0, 7)
+	r.outb(regLineControl, 3)
+	r.outb(regIntrEnable, 2)
+	if err := r.LoadState(vt.Golden(t, "serial_v1", r.AppendState(nil))); err != nil {
+		t.Fatal(err)
+	}
+}
