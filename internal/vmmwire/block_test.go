@@ -12,3 +12,13 @@ func TestBlockArgs(t *testing.T) {
 		}
 	}
 }
+
+func TestNetArgs(t *testing.T) {
+	mac := [6]byte{0x52, 0x54, 0, 1, 2, 3}
+	if m, err := ParseNetArgs(NetArgs(mac)); m != mac || err != nil {
+		t.Errorf("% x, %v", m, err)
+	}
+	if _, err := ParseNetArgs([]byte{1, 2}); err == nil {
+		t.Error("two bytes are accepted")
+	}
+}

@@ -13,6 +13,11 @@ func (s *Server) addDevice(d vmmwire.Device, files *Files) error {
 	switch d.Kind {
 	case vmmwire.DeviceSerial:
 		return addSerial(s.cfg.Machine, d, files)
+	case vmmwire.DeviceNet:
+		return s.addNet(d, files)
+	case vmmwire.DeviceBalloon:
+		_, err := s.cfg.Machine.AddBalloon()
+		return err
 	case vmmwire.DeviceConsole:
 		return s.addConsole(d, files)
 	case vmmwire.DeviceBlock:
