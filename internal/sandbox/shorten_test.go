@@ -112,3 +112,74 @@ func TestMergeFails(t *testing.T) {
 	}
 	w.consistent()
 }
+
+// TestMergeEndsWithTheDaemon: a daemon that ends does not wait for a merge; what was
+// captured is published as it is.
+func TestMergeEndsWithTheDaemon(t *testing.T) {
+	w := newWorld(t, nil)
+	w.base()
+	id := w.fork("base", 1)[0].ID
+	for range maxDepth {
+		must(w.svc.Checkpoint(w.ctx(), id, Checkpoint{Sync: true}))
+	}
+	w.eval(id, "v=last")
+	merging, closing := make(chan struct{}), w.svc.closing
+	w.script.onFault(func(op fake.Op, machine string) error {
+		if op != fake.OpWrite || machine == id {
+			return nil
+		}
+		close(merging)
+		<-closing.Done()
+		return closing.Err()
+	})
+	last := must(w.svc.Checkpoint(w.ctx(), id, Checkpoint{})).Snapshot.ID
+	<-merging
+	w.restart()
+	w.script.onFault(nil)
+	if sn := must(w.svc.Snapshot(w.ctx(), last)); sn.Status != SnapshotReady || sn.Labels[labelMadeFrom] != "" || sn.Depth != maxDepth+1 {
+		t.Errorf("the checkpoint is %+v", sn)
+	}
+	w.eval(id, "v=dirty")
+	must(w.svc.Rollback(w.ctx(), id, last))
+	if got := w.eval(id, "v"); got != "last" {
+		t.Errorf("v is %q", got)
+	}
+	w.consistent()
+}
+
+// TestMergeCrashes: after the daemon died in the middle of a merge the capture is failed,
+// nothing half-made is left, and the sandbox can be captured again.
+func TestMergeCrashes(t *testing.T) {
+	w := newWorld(t, nil)
+	w.base()
+	id := w.fork("base", 1)[0].ID
+	for range maxDepth {
+		must(w.svc.Checkpoint(w.ctx(), id, Checkpoint{Sync: true}))
+	}
+	w.eval(id, "v=last")
+	w.script.onFault(func(op fake.Op, machine string) error {
+		if op == fake.OpWrite && machine != id {
+			w.dead()
+			return errCrashed
+		}
+		return nil
+	})
+	last, err := w.svc.Checkpoint(w.ctx(), id, Checkpoint{})
+	w.buried()
+	if err == nil {
+		if sn := must(w.svc.Snapshot(w.ctx(), last.Snapshot.ID)); sn.Status != SnapshotFailed {
+			t.Errorf("the checkpoint is %+v", sn)
+		}
+		if err := w.svc.DeleteSnapshot(w.ctx(), last.Snapshot.ID, Delete{}); err != nil {
+			t.Error(err)
+		}
+	}
+	w.consistent()
+	must(w.svc.Checkpoint(w.ctx(), id, Checkpoint{Sync: true}))
+	w.eval(id, "v=dirty")
+	must(w.svc.Rollback(w.ctx(), id, ""))
+	if got := w.eval(id, "v"); got != "last" {
+		t.Errorf("v is %q", got)
+	}
+	w.consistent()
+}
