@@ -124,9 +124,10 @@ __attribute__((noreturn)) void user_main(u8 *zero_page)
 	if (!mode)
 		mode = "halt";
 	write_pages(mem, touch, pass << 32);
+	/* Before the mark: whoever sees it may capture at once. */
+	u64 first = *generation;
 	putb('#');
 	if (number(line, "wait=", 0)) {
-		u64 first = *generation;
 		while (*generation == first)
 			;
 		write_pages(mem, cow, pass << 40);
