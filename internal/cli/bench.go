@@ -32,6 +32,7 @@ func (a *app) benchCommand() *cobra.Command {
 		engineFlag(sub)
 	}
 	cmd.AddCommand(a.benchGuestCommand()) // which measures all of them
+	cmd.AddCommand(a.benchVMMCommand())   // which measures none
 	return cmd
 }
 

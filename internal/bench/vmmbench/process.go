@@ -40,14 +40,18 @@ type host struct {
 	log     *os.File
 }
 
-func openHost(program string) (_ *host, err error) {
-	h := &host{program: program}
+func openHost(program []byte) (_ *host, err error) {
+	h := &host{}
 	defer func() {
 		if err != nil {
 			h.close()
 		}
 	}()
 	if h.dir, err = os.MkdirTemp("", "forkd-bench-vmm-"); err != nil {
+		return nil, err
+	}
+	h.program = filepath.Join(h.dir, "forkd-vmm")
+	if err := os.WriteFile(h.program, program, 0o755); err != nil {
 		return nil, err
 	}
 	if h.kvm, err = os.OpenFile("/dev/kvm", os.O_RDWR, 0); err != nil {
@@ -91,7 +95,7 @@ type vmm struct {
 	in     *os.File
 }
 
-// start starts n processes at a time and waits until they are ready.
+// start starts a process and waits until it is ready. id is its own among those that live.
 func (h *host) start(ctx context.Context, id int) (_ *vmm, err error) {
 	v := &vmm{socket: filepath.Join(h.dir, strconv.Itoa(id))}
 	defer func() {

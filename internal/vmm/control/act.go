@@ -14,8 +14,8 @@ import (
 	"forkd.dev/forkd/internal/vmmwire"
 )
 
-// actLocked carries out one request.
-func (s *Server) actLocked(m vmmwire.Message, files *Files) (vmmwire.Message, error) {
+// act carries out one request.
+func (s *Server) act(m vmmwire.Message, files *Files) (vmmwire.Message, error) {
 	done := &vmmwire.Simple{Of: vmmwire.KindDone}
 	vm := s.cfg.Machine
 	switch m := m.(type) {

@@ -49,7 +49,11 @@ func Run(args []string, build string) error {
 	if p.UID != 0 {
 		_ = unix.Close(vmmwire.FDRoot)
 	}
-	end, err := New(Config{Listener: vmmwire.FDControl, Machine: m, Build: build, Lost: lost}).Run()
+	server, err := New(Config{Listener: vmmwire.FDControl, Machine: m, Build: build, Lost: lost})
+	if err != nil {
+		return err
+	}
+	end, err := server.Run()
 	if err != nil {
 		return err
 	}

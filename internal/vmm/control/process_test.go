@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -63,7 +64,10 @@ func needKVM(t testing.TB) *os.File {
 	return f
 }
 
-var nextUID = 300000
+var lastUID atomic.Int32
+
+// takeUID returns a uid that no other process of the test has.
+func takeUID() int { return 300000 + int(lastUID.Add(1)) }
 
 // start starts a blank process, confined as far as the user of the test can.
 func start(t testing.TB) *vmm {
@@ -94,8 +98,7 @@ func start(t testing.TB) *vmm {
 			t.Fatal(err)
 		}
 		defer launch.Root.Close()
-		nextUID++
-		launch.Process.UID = nextUID
+		launch.Process.UID = takeUID()
 	}
 	if v.cmd, err = vmmhost.Start(launch); err != nil {
 		t.Fatal(err)
@@ -264,7 +267,7 @@ func TestProcessForks(t *testing.T) {
 	<-parent.Done() // the first connection was replaced
 }
 
-// TestForbiddenCallKills: the filters are real.
+// TestRefusals: what a client may not ask for is refused, and the process goes on.
 func TestRefusals(t *testing.T) {
 	v := start(t)
 	kernel := fileOf(t, "kernel", tinyguest.ELF())

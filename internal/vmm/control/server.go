@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -21,115 +20,124 @@ type Config struct {
 	Lost     []string // of the confinement
 }
 
-// Server is the control socket of one machine.
+// Server is the control socket of one machine. One goroutine does all.
 type Server struct {
-	cfg Config
-
-	mu sync.Mutex
-	// All below, and the machine, is guarded by mu.
-	conn    int // current connection, -1: none
-	id      string
-	state   vmmwire.State
-	stopped bool
-	disks   []*disk // in the order of their devices
+	cfg   Config
+	conn  int // current connection, -1: none
+	id    string
+	state vmmwire.State
+	disks []*disk // in the order of their devices
+	// Room for one packet and its descriptors.
+	buf, oob []byte
 }
 
 // New makes a server; Run serves.
-func New(cfg Config) *Server { return &Server{cfg: cfg, conn: -1, state: vmmwire.StateBlank} }
+func New(cfg Config) (*Server, error) {
+	// A mapping, not the heap: of 128 KiB, only what was ever received takes memory.
+	buf, err := unix.Mmap(-1, 0, vmmwire.MaxMessage, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return nil, fmt.Errorf("make room for requests: %w", err)
+	}
+	return &Server{
+		cfg: cfg, conn: -1, state: vmmwire.StateBlank, buf: buf, oob: make([]byte, unix.CmsgSpace(4*vmmwire.MaxFiles)),
+	}, nil
+}
+
+// errQuit: a client asked for the end.
+var errQuit = errors.New("asked to quit")
 
 // Run serves connections until the machine has ended and that was told, or a client asked
 // to quit. The machine is not closed.
 func (s *Server) Run() (machine.End, error) {
-	done := make(chan error, 1)
-	go func() { done <- s.accept() }() // ends with the process: accept cannot be woken up
-	select {
-	case <-s.cfg.Machine.Ended():
-		s.finish()
-		return s.cfg.Machine.End(), nil
-	case err := <-done:
-		return machine.End{}, err
+	defer s.hangUp()
+	for {
+		fds := []unix.PollFd{
+			{Fd: int32(s.cfg.Machine.EndedFD()), Events: unix.POLLIN},
+			{Fd: int32(s.cfg.Listener), Events: unix.POLLIN},
+			{Fd: int32(s.conn), Events: unix.POLLIN}, // -1 is passed over
+		}
+		if _, err := unix.Poll(fds, -1); err == unix.EINTR {
+			continue
+		} else if err != nil {
+			return machine.End{}, fmt.Errorf("wait for requests: %w", err)
+		}
+		switch {
+		case fds[0].Revents != 0:
+			return s.finish(), nil
+		case fds[1].Revents != 0:
+			if err := s.accept(); err != nil {
+				return machine.End{}, err
+			}
+		case fds[2].Revents != 0:
+			err := s.serve()
+			if errors.Is(err, errQuit) {
+				return machine.End{Reason: "a client asked for it", Guest: true}, nil
+			}
+			if err != nil {
+				s.hangUp()
+			}
+		}
 	}
 }
 
 // finish stops the machine and tells the client why it ended.
-func (s *Server) finish() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (s *Server) finish() machine.End {
 	s.cfg.Machine.Pause()
 	s.state = vmmwire.StateEnded
-	if s.conn >= 0 && !s.stopped {
-		end := s.cfg.Machine.End()
-		_ = s.sendLocked(s.conn, 0, &vmmwire.Ended{Reason: end.Reason, Guest: end.Guest})
-	}
-	s.stopped = true
-}
-
-var errQuit = errors.New("asked to quit")
-
-func (s *Server) accept() error {
-	for {
-		fd, _, err := unix.Accept4(s.cfg.Listener, unix.SOCK_CLOEXEC)
-		if err == unix.EINTR || err == unix.ECONNABORTED {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("accept control connection: %w", err)
-		}
-		s.replace(fd)
-		go func() {
-			if errors.Is(s.serve(fd), errQuit) {
-				s.quit()
-			}
-		}()
-	}
-}
-
-// quit ends the machine at a client's wish.
-func (s *Server) quit() {
-	s.mu.Lock()
-	s.stopped = true
-	s.mu.Unlock()
-	s.cfg.Machine.Stop("a client asked for it")
-}
-
-// replace makes fd the only connection, and greets.
-func (s *Server) replace(fd int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	end := s.cfg.Machine.End()
 	if s.conn >= 0 {
-		_ = unix.Shutdown(s.conn, unix.SHUT_RDWR) // its goroutine closes it
+		_ = send(s.conn, 0, &vmmwire.Ended{Reason: end.Reason, Guest: end.Guest})
 	}
-	s.conn = fd
-	_ = s.sendLocked(fd, 0, &vmmwire.Hello{
-		Version: vmmwire.Version, Build: s.cfg.Build, State: s.state, PID: os.Getpid(), ID: s.id, Lost: s.cfg.Lost,
-	})
+	return end
 }
 
-// serve reads requests until the connection ends.
-func (s *Server) serve(fd int) error {
-	defer func() {
-		s.mu.Lock()
-		if s.conn == fd {
-			s.conn = -1
-		}
-		s.mu.Unlock()
-		_ = unix.Close(fd)
-	}()
-	buf, oob := make([]byte, vmmwire.MaxMessage), make([]byte, unix.CmsgSpace(4*vmmwire.MaxFiles))
-	for {
-		n, files, err := receive(fd, buf, oob)
-		if err != nil {
-			return err
-		}
-		seq, m, err := vmmwire.Decode(buf[:n], files.Len())
-		if err == nil {
-			err = s.answer(fd, seq, m, files)
-		}
-		files.Close()
-		if err != nil {
-			return err
-		}
+func (s *Server) hangUp() {
+	if s.conn >= 0 {
+		_ = unix.Close(s.conn)
+		s.conn = -1
 	}
+}
+
+// accept makes a new connection the only one, and greets.
+func (s *Server) accept() error {
+	fd, _, err := unix.Accept4(s.cfg.Listener, unix.SOCK_CLOEXEC)
+	switch err {
+	case nil:
+	case unix.EINTR, unix.ECONNABORTED, unix.EAGAIN, unix.EMFILE, unix.ENFILE:
+		return nil
+	default:
+		return fmt.Errorf("accept control connection: %w", err)
+	}
+	s.hangUp()
+	s.conn = fd
+	if send(fd, 0, &vmmwire.Hello{
+		Version: vmmwire.Version, Build: s.cfg.Build, State: s.state, PID: os.Getpid(), ID: s.id, Lost: s.cfg.Lost,
+	}) != nil {
+		s.hangUp()
+	}
+	return nil
+}
+
+// serve reads a request, carries it out and replies. Its error ends the connection.
+func (s *Server) serve() error {
+	n, files, err := receive(s.conn, s.buf, s.oob)
+	if err != nil {
+		return err
+	}
+	defer files.Close()
+	seq, m, err := vmmwire.Decode(s.buf[:n], files.Len())
+	if err != nil {
+		return err
+	}
+	if m.Kind() == vmmwire.KindQuit {
+		_ = send(s.conn, seq, &vmmwire.Simple{Of: vmmwire.KindDone})
+		return errQuit
+	}
+	reply, err := s.act(m, files)
+	if err != nil {
+		reply = &vmmwire.Failed{Code: errdefs.Code(err), Text: err.Error()}
+	}
+	return send(s.conn, seq, reply)
 }
 
 // receive reads one packet with its descriptors. An empty packet is the end.
@@ -158,38 +166,19 @@ func receive(fd int, buf, oob []byte) (int, *Files, error) {
 	}
 }
 
-// answer carries a request out and replies.
-func (s *Server) answer(fd int, seq uint32, m vmmwire.Message, files *Files) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.stopped || fd != s.conn {
-		return errdefs.New(errdefs.ErrUnavailable, "the machine has ended, or another client has it")
-	}
-	if m.Kind() == vmmwire.KindQuit {
-		_ = s.sendLocked(fd, seq, &vmmwire.Simple{Of: vmmwire.KindDone})
-		return errQuit
-	}
-	reply, err := s.actLocked(m, files)
-	if err != nil {
-		reply = &vmmwire.Failed{Code: errdefs.Code(err), Text: err.Error()}
-	}
-	return s.sendLocked(fd, seq, reply)
-}
-
-func (s *Server) sendLocked(fd int, seq uint32, m vmmwire.Message) error {
+// send never waits: a client that does not read must not hold the machine up.
+func send(fd int, seq uint32, m vmmwire.Message) error {
 	b, err := vmmwire.Encode(seq, m)
 	if err != nil {
 		return err
 	}
 	for {
-		// A client that does not read must not hold the machine up.
 		err = unix.Sendmsg(fd, b, nil, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+		if err == nil {
+			return nil
+		}
 		if err != unix.EINTR {
-			break
+			return fmt.Errorf("send reply: %w", err)
 		}
 	}
-	if err != nil {
-		return fmt.Errorf("send reply: %w", err)
-	}
-	return nil
 }

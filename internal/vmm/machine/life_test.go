@@ -104,7 +104,10 @@ func wait(t *testing.T, m *Machine, done func() bool) {
 		case <-m.Ended():
 			t.Fatalf("the machine ended: %s", m.End().Reason)
 		case <-deadline:
-			t.Fatal("the guest makes no progress")
+			before := m.Exits()
+			m.Pause()
+			regs, _ := m.vcpus[0].kvm.Regs()
+			t.Fatalf("the guest makes no progress: running %v, %d exits, %+v, rounds %#x", m.Running(), before, regs, wordAt(t, m, base+300*pageSize))
 		}
 	}
 }

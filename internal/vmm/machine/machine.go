@@ -54,6 +54,7 @@ type Machine struct {
 
 	endOnce sync.Once
 	ended   chan struct{}
+	endedAt gate // posted together with ended
 	end     End
 	threads sync.WaitGroup
 	helpers sync.WaitGroup // goroutines of devices
@@ -71,6 +72,9 @@ func New(cfg Config) (_ *Machine, err error) {
 		return nil, errdefs.New(errdefs.ErrInvalid, "make machine of %d CPUs and %d devices", cfg.CPUs, cfg.MMIO)
 	}
 	m := &Machine{cfg: cfg, ended: make(chan struct{})}
+	if m.endedAt, err = newGate(); err != nil {
+		return nil, err
+	}
 	defer func() {
 		if err != nil {
 			m.Close()
@@ -174,6 +178,8 @@ func (m *Machine) Close() {
 	if m.mem != nil {
 		m.mem.Close()
 	}
+	m.endedAt.close()
+	m.endedAt.fd = -1
 	m.vcpus, m.lines, m.devices, m.vm, m.mem = nil, nil, nil, nil, nil
 }
 
@@ -193,6 +199,10 @@ func (m *Machine) Waiting() string {
 // Ended is closed when the guest or its machine came to an end; End tells why then.
 func (m *Machine) Ended() <-chan struct{} { return m.ended }
 
+// EndedFD returns a descriptor that becomes readable when Ended is closed, for poll. It
+// stays the machine's.
+func (m *Machine) EndedFD() int { return m.endedAt.fd }
+
 // End returns why the machine ended. Only after Ended.
 func (m *Machine) End() End { return m.end }
 
@@ -201,6 +211,7 @@ func (m *Machine) endWith(e End) {
 	m.endOnce.Do(func() {
 		m.end = e
 		close(m.ended)
+		m.endedAt.post()
 	})
 }
 

@@ -15,10 +15,13 @@ const dropPages = 8192
 // Rollback makes the content equal to plan, where only the pages of changed may differ
 // from it. The mappings stay as they are.
 func (s *Space) Rollback(plan Plan, changed []Run) error {
+	return s.rollback(plan, changed, Count(changed) >= dropPages)
+}
+
+func (s *Space) rollback(plan Plan, changed []Run, drop bool) error {
 	if err := plan.check(s.size / PageSize); err != nil {
 		return err
 	}
-	drop := Count(changed) >= dropPages
 	for _, run := range changed {
 		if err := s.restoreRun(plan, run, drop); err != nil {
 			return fmt.Errorf("roll back guest memory: %w", err)
