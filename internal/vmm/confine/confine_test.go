@@ -48,7 +48,10 @@ func TestMain(m *testing.M) {
 	if name == "" {
 		os.Exit(m.Run())
 	}
-	if _, err := Process(Config{}); err != nil {
+	if _, err := Rights(Config{}); err != nil {
+		panic(err)
+	}
+	if _, err := Filter(); err != nil {
 		panic(err)
 	}
 	try, thread := forbidden[name], false

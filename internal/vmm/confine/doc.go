@@ -3,5 +3,5 @@
 // system call filters, one for the process and a narrower one for threads that run a
 // vCPU. A forbidden call ends the process: whoever makes one has been taken over.
 //
-// Without root some of it is lost; [Process] says what.
+// [Rights] comes first, [Filter] last. Without root some of it is lost; both say what.
 package confine

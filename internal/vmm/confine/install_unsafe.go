@@ -94,6 +94,10 @@ func restrictFiles() string {
 		return "Landlock (this kernel has none)"
 	}
 	defer unix.Close(int(fd))
+	// A thread without no_new_privs may not restrict itself.
+	if _, _, errno := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0); errno != 0 {
+		return "Landlock (" + errno.Error() + ")"
+	}
 	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_LANDLOCK_RESTRICT_SELF, fd, 0, 0); errno != 0 {
 		return "Landlock (" + errno.Error() + ")"
 	}

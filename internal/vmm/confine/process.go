@@ -3,6 +3,7 @@ package confine
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -16,9 +17,9 @@ type Config struct {
 	Files, FileBytes, Processes uint64
 }
 
-// Process confines the calling process with all its threads. It returns what could not be
-// applied, in words.
-func Process(c Config) (lost []string, err error) {
+// Rights takes everything away from the process but system calls, and returns what could
+// not be, in words. It comes as early as possible: what must be opened by path is open.
+func Rights(c Config) (lost []string, err error) {
 	if err := limits(c); err != nil {
 		return nil, err
 	}
@@ -32,7 +33,17 @@ func Process(c Config) (lost []string, err error) {
 	} else if err := dropUID(c.UID); err != nil {
 		return nil, fmt.Errorf("become uid %d: %w", c.UID, err)
 	}
-	if err := noNewPrivileges(); err != nil {
+	return lost, nil
+}
+
+// Filter sets no_new_privs and installs the system call filter on all threads, and returns
+// what could not be applied. It comes last: threads inherit the filter, and what is
+// only done once needs no place in it.
+func Filter() (lost []string, err error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	// The filter takes the flag along to the other threads.
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return nil, fmt.Errorf("set no_new_privs: %w", err)
 	}
 	if reason := restrictFiles(); reason != "" {
@@ -72,14 +83,6 @@ func limits(c Config) error {
 		if err := unix.Prlimit(0, l.which, &unix.Rlimit{Cur: l.value, Max: l.value}, nil); err != nil {
 			return fmt.Errorf("limit %s to %d: %w", l.name, l.value, err)
 		}
-	}
-	return nil
-}
-
-func noNewPrivileges() error {
-	_, _, errno := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0)
-	if errno != 0 {
-		return errno
 	}
 	return nil
 }

@@ -115,7 +115,7 @@ const (
 	xcrsLen    = 392
 	msrLen     = 16
 	cpuidLen   = 40
-	maxCPUID   = 256
+	maxCPUID   = 128
 	// maxMSRs is what one KVM_SET_MSRS may carry (MAX_IO_MSRS of the kernel).
 	maxMSRs = 256
 )

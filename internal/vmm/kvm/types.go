@@ -74,10 +74,10 @@ type msrList struct {
 	Entries [maxMSRs]MSR
 }
 
-// indexList is struct kvm_msr_list.
+// indexList is struct kvm_msr_list with room for more registers than the kernel knows.
 type indexList struct {
 	Count   uint32
-	Indices [4096]uint32
+	Indices [1024]uint32
 }
 
 // cpuidList is struct kvm_cpuid2.

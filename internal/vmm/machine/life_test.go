@@ -88,6 +88,9 @@ func TestRollbackToCheckpoint(t *testing.T) {
 func waitRounds(t *testing.T, m *Machine, hot, n uint64) {
 	t.Helper()
 	at := uint64(base + hot*pageSize)
+	// Before its first round the page holds the mark of an earlier pass over memory.
+	const mark = 1 << 32
+	wait(t, m, func() bool { return wordAt(t, m, at) < mark })
 	first := wordAt(t, m, at)
 	wait(t, m, func() bool { return wordAt(t, m, at) >= first+n })
 }
@@ -104,10 +107,7 @@ func wait(t *testing.T, m *Machine, done func() bool) {
 		case <-m.Ended():
 			t.Fatalf("the machine ended: %s", m.End().Reason)
 		case <-deadline:
-			before := m.Exits()
-			m.Pause()
-			regs, _ := m.vcpus[0].kvm.Regs()
-			t.Fatalf("the guest makes no progress: running %v, %d exits, %+v, rounds %#x", m.Running(), before, regs, wordAt(t, m, base+300*pageSize))
+			t.Fatal("the guest makes no progress")
 		}
 	}
 }
@@ -176,6 +176,7 @@ func TestPauseResume(t *testing.T) {
 	s := openKVM(t)
 	m, _ := boot(t, s, "touch=1 hot=4 mode=work")
 	at := uint64(base + 4*pageSize)
+	waitRounds(t, m, 4, 1)
 	last := uint64(0)
 	for range 300 {
 		wait(t, m, func() bool { return wordAt(t, m, at) > last })

@@ -26,6 +26,8 @@ type Config struct {
 	MMIO        int // windows for virtio devices, with doorbell and interrupt line each
 	Features    arch.Features
 	Huge        bool
+	// Pagemap is that of memory.Config, owned by New; nil: opened by it.
+	Pagemap *os.File
 	// OnThread, if set, is called on the thread of each vCPU before it enters the guest
 	// for the first time; its error ends the machine.
 	OnThread func() error
@@ -85,7 +87,7 @@ func New(cfg Config) (_ *Machine, err error) {
 	if m.vm, err = cfg.System.CreateVM(); err != nil {
 		return nil, err
 	}
-	if m.mem, err = memory.New(memory.Config{Bytes: cfg.MemoryBytes, Huge: cfg.Huge}); err != nil {
+	if m.mem, err = memory.New(memory.Config{Bytes: cfg.MemoryBytes, Huge: cfg.Huge, Pagemap: cfg.Pagemap}); err != nil {
 		return nil, err
 	}
 	for i, slot := range m.mem.Slots() {

@@ -32,6 +32,17 @@ type Config struct {
 	Bytes uint64
 	// Huge asks for huge pages where the memory is anonymous.
 	Huge bool
+	// Pagemap is what OpenPagemap returned, which the Space owns from then on; nil: open it.
+	Pagemap *os.File
+}
+
+// OpenPagemap opens what Private and Written read, for a process that gives up the right to.
+func OpenPagemap() (*os.File, error) {
+	f, err := os.OpenFile("/proc/self/pagemap", os.O_RDONLY, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open page map: %w", err)
+	}
+	return f, nil
 }
 
 // New makes zeroed memory. It costs no host memory until it is touched.
@@ -39,9 +50,12 @@ func New(c Config) (*Space, error) {
 	if c.Bytes == 0 || c.Bytes%PageSize != 0 || c.Bytes > 1<<46 {
 		return nil, errdefs.New(errdefs.ErrInvalid, "make guest memory of %d bytes", c.Bytes)
 	}
-	pagemap, err := os.OpenFile("/proc/self/pagemap", os.O_RDONLY, 0)
-	if err != nil {
-		return nil, fmt.Errorf("make guest memory: %w", err)
+	pagemap := c.Pagemap
+	if pagemap == nil {
+		var err error
+		if pagemap, err = OpenPagemap(); err != nil {
+			return nil, fmt.Errorf("make guest memory: %w", err)
+		}
 	}
 	mem, err := mapAnonymous(c.Bytes)
 	if err != nil {
