@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"forkd.dev/forkd/internal/errdefs"
 )
 
 // TestRememberedProof: a proof is made once for each thing it depends on, a failure
@@ -61,5 +64,25 @@ func TestProgramDigest(t *testing.T) {
 	}
 	if _, err := programDigest(path + "x"); err == nil {
 		t.Error("a program that is not there has a digest")
+	}
+}
+
+// TestEmptyTree: the root of a proof is an EROFS file, and a missing tool is named.
+func TestEmptyTree(t *testing.T) {
+	if _, err := exec.LookPath("mkfs.erofs"); err != nil {
+		t.Skip("mkfs.erofs is not installed")
+	}
+	path, err := emptyTree(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(path)
+	const magic = "\xe2\xe1\xf5\xe0" // EROFS_SUPER_MAGIC_V1 at 1024, uapi/linux/magic.h
+	if err != nil || len(b) < 2048 || string(b[1024:1028]) != magic {
+		t.Errorf("%d bytes (%v)", len(b), err)
+	}
+	t.Setenv("PATH", t.TempDir())
+	if _, err := emptyTree(t.Context(), t.TempDir()); !errors.Is(err, errdefs.ErrUnavailable) || errdefs.Hint(err) == "" {
+		t.Errorf("without mkfs.erofs: %v", err)
 	}
 }

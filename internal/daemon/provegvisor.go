@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"time"
 
@@ -18,8 +19,8 @@ import (
 // proofPatience bounds a proof, which takes about a second on a quiet host.
 const proofPatience = time.Minute
 
-// proveGVisor captures and restores a sandbox of nothing but our agent, which needs no
-// root file system, unless that was done before with the same runsc on the same kernel.
+// proveGVisor captures and restores a sandbox of nothing but our agent, unless that
+// was done before with the same runsc on the same kernel.
 func proveGVisor(ctx context.Context, s engineSetup, d engine.Driver) error {
 	runsc, _, err := gvisor.FindRunsc(s.dataDir)
 	if err != nil {
@@ -36,8 +37,12 @@ func proveGVisor(ctx context.Context, s engineSetup, d engine.Driver) error {
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			return fmt.Errorf("make a directory: %w", err)
 		}
+		tree, err := emptyTree(ctx, dir)
+		if err != nil {
+			return err
+		}
 		return errdefs.WithHint(sandbox.Prove(ctx, sandbox.Proof{
-			Engine: d, Connect: connect, Dir: dir, Shape: engine.Shape{CPUs: 1, MemoryMiB: 128, DiskMiB: 64},
+			Engine: d, Connect: connect, Dir: dir, Root: engine.Root{Tree: tree}, Shape: engine.Shape{CPUs: 1, MemoryMiB: 128, DiskMiB: 64},
 		}), "get another runsc with: forkd engine install gvisor (or --newest)")
 	})
 }
@@ -56,4 +61,23 @@ func gvisorKey(runsc string) (proofKey, error) {
 		return proofKey{}, err
 	}
 	return proofKey{Program: digest, Kernel: kernel, Agent: programs.Digest(agent), UID: os.Geteuid()}, nil
+}
+
+// emptyTree makes a root file system with nothing but places to mount on.
+func emptyTree(ctx context.Context, dir string) (string, error) {
+	root, file := filepath.Join(dir, "root"), filepath.Join(dir, "tree.erofs")
+	for _, name := range []string{".forkd", "dev", "etc", "proc", "root", "run", "sys", "tmp", "var"} {
+		if err := os.MkdirAll(filepath.Join(root, name), 0o755); err != nil {
+			return "", fmt.Errorf("make an empty tree: %w", err)
+		}
+	}
+	out, err := exec.CommandContext(ctx, "mkfs.erofs", "--quiet", "--all-root", file, root).CombinedOutput()
+	if err != nil {
+		return "", errdefs.WithHint(errdefs.New(errdefs.ErrUnavailable, "make an empty tree with mkfs.erofs: %v: %.200s", err, out),
+			"apt-get install --no-install-recommends erofs-utils")
+	}
+	if err := os.Chmod(file, 0o444); err != nil {
+		return "", fmt.Errorf("make an empty tree: %w", err)
+	}
+	return file, nil
 }
