@@ -23,10 +23,11 @@ import (
 
 const (
 	module     = "forkd.dev/forkd"
-	imageName  = "engine-test" // shared with the conformance test of qemu
-	diskMiB    = 1024          // of the guest image
-	l1DiskSize = 8 << 30       // sparse
-	imageDir   = "/image"      // in L1
+	imageName  = "python" // as forkd itself names and makes it
+	l1DiskSize = 16 << 30 // sparse
+	dataDir    = "/data"  // of forkd in L1, with the image
+	imageDir   = "/image" // links to the files of the image, the kernel, and the initramfs
+	monitor    = "/bin/forkd-vmm"
 )
 
 func (p part) importPath() string { return module + "/" + p.pkg }
@@ -139,7 +140,7 @@ func fill(ctx context.Context, stage string, o options, parts []part) error {
 	var commands []plan.Command
 	image := false
 	for _, p := range parts {
-		c, err := p.lay(ctx, stage, o.verbose)
+		c, err := p.lay(ctx, stage)
 		if err != nil {
 			return fmt.Errorf("build part %s: %w", p.name, err)
 		}
@@ -147,7 +148,10 @@ func fill(ctx context.Context, stage string, o options, parts []part) error {
 		image = image || p.image
 	}
 	if image {
-		if err := layImage(ctx, filepath.Join(stage, imageDir)); err != nil {
+		if err := layPrograms(ctx, stage); err != nil {
+			return err
+		}
+		if err := layImage(ctx, stage); err != nil {
 			return fmt.Errorf("build the guest image: %w", err)
 		}
 	}
@@ -158,8 +162,19 @@ func fill(ctx context.Context, stage string, o options, parts []part) error {
 	return os.WriteFile(filepath.Join(stage, plan.File), b, 0o644)
 }
 
-// lay builds the test and puts it and its testdata on the disk.
-func (p part) lay(ctx context.Context, stage string, verbose bool) (plan.Command, error) {
+// env is what all parts find.
+func env() []string {
+	return []string{
+		"HOME=/root", "TMPDIR=/tmp", "FORKD_DATA_DIR=" + dataDir, "FORKD_TEST_NESTED=1", realguest.ImageEnv + "=" + imageDir, "FORKD_TEST_VMM=" + monitor,
+	}
+}
+
+// lay builds the test and puts it and its testdata on the disk. A part that is a program of ours
+// is there already.
+func (p part) lay(ctx context.Context, stage string) (plan.Command, error) {
+	if len(p.argv) > 0 {
+		return plan.Command{Name: p.name, Argv: p.argv, Dir: "/", Timeout: p.timeout, Env: env()}, nil
+	}
 	binary := "/bin/" + p.name + ".test"
 	if err := goBuild(ctx, "test", "-c", "-o", filepath.Join(stage, binary), "./"+p.pkg); err != nil {
 		return plan.Command{}, err
@@ -177,14 +192,38 @@ func (p part) lay(ctx context.Context, stage string, verbose bool) (plan.Command
 	if p.run != "" {
 		args = append(args, "-test.run="+p.run)
 	}
-	return plan.Command{
-		Name: p.name, Argv: args, Dir: dir, Timeout: p.timeout,
-		Env: []string{"HOME=/root", "TMPDIR=/tmp", "FORKD_TEST_NESTED=1", realguest.ImageEnv + "=" + imageDir, "FORKD_TEST_VMM=" + imageDir + "/forkd-vmm"},
-	}, nil
+	return plan.Command{Name: p.name, Argv: args, Dir: dir, Timeout: p.timeout, Env: env()}, nil
 }
 
-// layImage puts the guest image into dir (disk.ext4, vmlinux, initramfs), and the monitor.
-func layImage(ctx context.Context, dir string) error {
+// layPrograms builds forkd with what it carries, and the monitor.
+func layPrograms(ctx context.Context, stage string) error {
+	const embedded = "internal/programs/embedded"
+	here, err := os.Getwd()
+	if err != nil {
+		return err
+	}
+	replace := map[string]string{}
+	for _, name := range []string{"forkd-agent", "forkd-vmm"} {
+		path := filepath.Join(stage, "bin", name)
+		if err := goBuild(ctx, "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", path, "./cmd/"+name); err != nil {
+			return err
+		}
+		replace[filepath.Join(here, embedded, name)] = path
+	}
+	b, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		return err
+	}
+	overlay := filepath.Join(stage, "tmp/overlay.json")
+	if err := os.WriteFile(overlay, b, 0o600); err != nil {
+		return err
+	}
+	return errors.Join(goBuild(ctx, "build", "-trimpath", "-overlay", overlay, "-ldflags", "-s -w", "-o", filepath.Join(stage, "bin/forkd"), "./cmd/forkd"), os.Remove(overlay))
+}
+
+// layImage puts the built-in image of forkd into the data directory of L1, and where tests of
+// engines look for its files.
+func layImage(ctx context.Context, stage string) error {
 	cache := os.Getenv("FORKD_TEST_CACHE")
 	if cache == "" {
 		user, err := os.UserCacheDir()
@@ -193,31 +232,21 @@ func layImage(ctx context.Context, dir string) error {
 		}
 		cache = filepath.Join(user, "forkd-test")
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	agent := filepath.Join(dir, "forkd-agent")
-	if err := goBuild(ctx, "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", agent, "./cmd/forkd-agent"); err != nil {
-		return err
-	}
-	if err := goBuild(ctx, "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", filepath.Join(dir, "forkd-vmm"), "./cmd/forkd-vmm"); err != nil {
-		return err
-	}
-	b, err := os.ReadFile(agent)
+	agent, err := os.ReadFile(filepath.Join(stage, "bin/forkd-agent"))
 	if err != nil {
 		return err
 	}
-	initramfs := filepath.Join(dir, "made")
+	data := filepath.Join(stage, dataDir)
 	images, err := image.New(image.Config{
-		Dir: filepath.Join(cache, "images"), CacheDir: filepath.Join(cache, "downloads"), KernelDir: filepath.Join(cache, "kernels"),
-		InitramfsDir: initramfs, Agent: b, Log: func(string, ...any) {},
+		Dir: filepath.Join(cache, "nested/images"), CacheDir: filepath.Join(cache, "downloads"), KernelDir: filepath.Join(cache, "nested/kernels"),
+		InitramfsDir: filepath.Join(data, "initramfs"), Agent: agent, Log: func(string, ...any) {},
 	})
 	if err != nil {
 		return err
 	}
 	img, err := images.Get(imageName)
 	if errors.Is(err, errdefs.ErrNotFound) {
-		img, err = images.Build(ctx, image.BuildSpec{Name: imageName, Packages: []string{"python3"}, DiskMiB: diskMiB}, func(string, float64) {})
+		img, err = images.Build(ctx, image.BuildSpec{Name: imageName, Packages: []string{"python3", "python3-numpy", "python3-pip"}}, func(string, float64) {})
 	}
 	if err != nil {
 		return err
@@ -226,12 +255,45 @@ func layImage(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	for from, to := range map[string]string{root.Disk: "disk.ext4", root.Kernel: "vmlinux", root.Initramfs: "initramfs"} {
-		if err := place(from, filepath.Join(dir, to)); err != nil {
+	for _, dir := range []string{"images", "kernels"} {
+		if err := placeTree(filepath.Join(cache, "nested", dir), filepath.Join(data, dir)); err != nil {
 			return err
 		}
 	}
-	return os.RemoveAll(initramfs)
+	dir := filepath.Join(stage, imageDir)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	for from, to := range map[string]string{root.Disk: "disk.ext4", root.Kernel: "vmlinux", root.Initramfs: "initramfs"} {
+		if err := placeLink(from, filepath.Join(dir, to), map[string]string{filepath.Join(cache, "nested"): dataDir, stage: ""}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// placeLink makes a link to where the file from will be in L1, by the prefixes that move.
+func placeLink(from, link string, moved map[string]string) error {
+	for was, is := range moved {
+		if rest, ok := strings.CutPrefix(from, was+"/"); ok {
+			return os.Symlink(filepath.Join("/", is, rest), link)
+		}
+	}
+	return fmt.Errorf("%s is not on the disk of L1", from)
+}
+
+// placeTree places all files below from.
+func placeTree(from, to string) error {
+	return filepath.WalkDir(from, func(path string, d os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		target := filepath.Join(to, strings.TrimPrefix(path, from))
+		if d.IsDir() {
+			return os.MkdirAll(target, 0o755)
+		}
+		return place(path, target)
+	})
 }
 
 // place links from, or copies it where links cannot be.

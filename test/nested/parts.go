@@ -8,9 +8,10 @@ import (
 // part is one program that runs in L1.
 type part struct {
 	name    string
-	pkg     string // of the test, relative to the module
-	run     string // -test.run
-	image   bool   // needs the guest image
+	pkg     string   // of the test, relative to the module
+	run     string   // -test.run
+	argv    []string // of a program of ours that is no test
+	image   bool     // needs the guest image
 	timeout time.Duration
 }
 
@@ -18,6 +19,9 @@ type part struct {
 func suite() []part {
 	return []part{
 		{name: "linux", pkg: "internal/linux", run: "KVM|TSC|Pagemap|Private", timeout: 2 * time.Minute},
+		{name: "conformance", pkg: "internal/engine/kvm", run: "TestConformance", image: true, timeout: 7 * time.Minute},
+		{name: "machines", pkg: "internal/engine/kvm", run: "TestMachines", image: true, timeout: 5 * time.Minute},
+		{name: "demo", argv: []string{"/bin/forkd", "demo", "-n", "5", "--engine", "kvm"}, image: true, timeout: 5 * time.Minute},
 	}
 }
 

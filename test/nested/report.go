@@ -52,8 +52,8 @@ func (r *reporter) follow(in io.Reader) error {
 			fmt.Fprintf(r.echo, "nested: %s ended with %d after %.1f s %s\n", m.Name, m.Exit, m.Took.Seconds(), m.Note)
 			if m.Exit != 0 {
 				r.failed = append(r.failed, m.Name)
-				fmt.Fprintf(c, "ended with %d after %.1f s: %s\n", m.Exit, m.Took.Seconds(), m.Note)
 			}
+			c.verdict(m)
 			if err := c.close(); err != nil {
 				return err
 			}
@@ -79,14 +79,30 @@ func (r *reporter) verdict() error {
 // conversion is a `go tool test2json` for the output of one part.
 type conversion struct {
 	io.WriteCloser
-	cmd *exec.Cmd
+	cmd  *exec.Cmd
+	test string // the name of the only test, if the part is none itself
+}
+
+// verdict ends the output of the part.
+func (c *conversion) verdict(m plan.Mark) {
+	if m.Exit != 0 {
+		fmt.Fprintf(c, "ended with %d after %.1f s: %s\n", m.Exit, m.Took.Seconds(), m.Note)
+	}
+	switch {
+	case c.test != "" && m.Exit == 0:
+		fmt.Fprintf(c, "--- PASS: %s (%.2fs)\nPASS\n", c.test, m.Took.Seconds())
+	case c.test != "":
+		fmt.Fprintf(c, "--- FAIL: %s (%.2fs)\nFAIL\n", c.test, m.Took.Seconds())
+	case m.Exit != 0:
+		fmt.Fprintln(c, "FAIL")
+	}
 }
 
 func (r *reporter) convert(name string) (*conversion, error) {
-	pkg := name
+	pkg, isTest := module+"/test/nested/"+name, false
 	for _, p := range r.parts {
-		if p.name == name {
-			pkg = p.importPath()
+		if p.name == name && len(p.argv) == 0 {
+			pkg, isTest = p.importPath(), true
 		}
 	}
 	cmd := exec.Command("go", "tool", "test2json", "-t", "-p", pkg)
@@ -98,7 +114,12 @@ func (r *reporter) convert(name string) (*conversion, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start test2json: %w", err)
 	}
-	return &conversion{WriteCloser: in, cmd: cmd}, nil
+	c := &conversion{WriteCloser: in, cmd: cmd}
+	if !isTest { // it counts as one
+		c.test = name
+		fmt.Fprintf(c, "=== RUN   %s\n", name)
+	}
+	return c, nil
 }
 
 func (c *conversion) close() error {

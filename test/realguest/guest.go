@@ -22,7 +22,7 @@ import (
 	"forkd.dev/forkd/internal/linux"
 )
 
-// DiskMiB is the size of the guest's disk.
+// DiskMiB is the size of the disk of an image that Root builds.
 const DiskMiB = 1024
 
 // Need skips a test that cannot run here, and says what is missing.
@@ -43,9 +43,14 @@ func Need(t *testing.T, tools ...string) {
 
 // Harness fills in what concerns the guest and the process of a machine.
 func Harness(t *testing.T, open func(t testing.TB) engine.Driver) enginetest.Harness {
+	root := Root(t)
+	st, err := os.Stat(root.Disk)
+	if err != nil {
+		t.Fatal(err)
+	}
 	return enginetest.Harness{
-		Open: open, Dir: t.TempDir(), Root: Root(t),
-		Shape:   engine.Shape{CPUs: 1, MemoryMiB: 256, DiskMiB: DiskMiB},
+		Open: open, Dir: t.TempDir(), Root: root,
+		Shape:   engine.Shape{CPUs: 1, MemoryMiB: 256, DiskMiB: int(st.Size() >> 20)},
 		Connect: Connect, Start: Start, Crash: Crash,
 		Patience: time.Minute, BootPatience: 3 * time.Minute, Silence: time.Second, Fleet: 20,
 	}
