@@ -174,7 +174,7 @@ func (f *files) devices(spec engine.Spec, chain []engine.State, overlay string) 
 	if err != nil {
 		return nil, err
 	}
-	return []vmmwire.Device{serial, port, disk}, nil
+	return []vmmwire.Device{serial, port, disk, {Kind: vmmwire.DeviceRNG}}, nil
 }
 
 // kernelCmdline is for a boot under KVM. The clock is the TSC, whose rate is the host's: a

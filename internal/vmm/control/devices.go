@@ -1,9 +1,12 @@
 package control
 
 import (
-	"golang.org/x/sys/unix"
+	"os"
 
 	"forkd.dev/forkd/internal/errdefs"
+	"forkd.dev/forkd/internal/vmm/devices"
+	"forkd.dev/forkd/internal/vmm/devices/rng"
+	"forkd.dev/forkd/internal/vmm/devices/serial"
 	"forkd.dev/forkd/internal/vmm/machine"
 	"forkd.dev/forkd/internal/vmmwire"
 )
@@ -22,43 +25,32 @@ func (s *Server) addDevice(d vmmwire.Device, files *Files) error {
 		return s.addConsole(d, files)
 	case vmmwire.DeviceBlock:
 		return s.addBlock(d, files)
+	case vmmwire.DeviceRNG:
+		_, err := s.cfg.Machine.AddVirtio(d.Kind, "entropy", rng.New(), nil)
+		return err
 	}
 	return errdefs.New(errdefs.ErrUnsupported, "this build has no device of kind %d", d.Kind)
 }
 
-func addSerial(m *machine.Machine, d vmmwire.Device, files *Files) error {
-	if len(d.Files) != 1 {
+// consoleRate bounds what a guest can write to the host's disk by printing: a boot with all its
+// messages goes through at once.
+var consoleRate = devices.Rate{PerSecond: 16 << 10, Burst: 256 << 10}
+
+func addSerial(m *machine.Machine, dev vmmwire.Device, files *Files) error {
+	if len(dev.Files) != 1 {
 		return errdefs.New(errdefs.ErrInvalid, "a serial port needs one file")
 	}
-	fd, err := files.Take(d.Files[0])
+	fd, err := files.Take(dev.Files[0])
 	if err != nil {
 		return err
 	}
-	release := func() { _ = unix.Close(fd) }
-	if err := m.AddSerial(port(fd), release); err != nil {
-		release()
-		return err
+	out := os.NewFile(uintptr(fd), "console log")
+	d, err := serial.New(serial.Config{Output: out, Interrupt: m.SerialLine(), Clock: devices.NewSystemClock(), Limit: consoleRate})
+	if err == nil {
+		err = m.AddSerial(d, func() { _ = out.Close() })
 	}
-	return nil
-}
-
-// port is a serial port that only sends.
-type port int
-
-func (p port) Read(offset uint64, b []byte) {
-	clear(b)
-	if offset == 5 {
-		b[0] = 0x60
+	if err != nil {
+		_ = out.Close()
 	}
+	return err
 }
-
-func (p port) Write(offset uint64, b []byte) {
-	if offset == 0 {
-		_, _ = unix.Write(int(p), b)
-	}
-}
-
-func (port) Pause()                      {}
-func (port) Resume()                     {}
-func (port) AppendState(b []byte) []byte { return b }
-func (port) LoadState([]byte) error      { return nil }

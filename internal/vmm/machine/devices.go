@@ -59,8 +59,23 @@ func (m *Machine) addLines() error {
 	return nil
 }
 
+// addSerialLine makes the interrupt line of COM1.
+func (m *Machine) addSerialLine() error {
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return fmt.Errorf("make interrupt of the serial port: %w", err)
+	}
+	m.serial = &line{interrupt: fd}
+	return m.vm.BindInterrupt(fd, arch.SerialIRQ)
+}
+
+// SerialLine is the interrupt line of COM1. It stays the machine's.
+func (m *Machine) SerialLine() virtio.Interrupter { return m.serial }
+
 func (l line) close() {
-	l.doorbell.Close()
+	if l.doorbell != nil {
+		l.doorbell.Close()
+	}
 	_ = unix.Close(l.interrupt)
 }
 

@@ -45,6 +45,7 @@ type Machine struct {
 	ports   bus.Bus
 	mmio    bus.Bus
 	lines   []line
+	serial  *line // of COM1
 	devices []attached
 	running bool
 	filled  bool // has content
@@ -98,7 +99,7 @@ func New(cfg Config) (_ *Machine, err error) {
 	if err := m.vm.CreateIRQChip(arch.IRQChipPages); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(m.addLines(), m.ports.Add(arch.ResetPort, arch.PowerPorts, power{m})); err != nil {
+	if err := errors.Join(m.addLines(), m.addSerialLine(), m.ports.Add(arch.ResetPort, arch.PowerPorts, power{m})); err != nil {
 		return nil, err
 	}
 	return m, m.addVCPUs()
@@ -162,6 +163,10 @@ func (m *Machine) Close() {
 	m.threads.Wait()
 	for _, l := range m.lines {
 		l.close()
+	}
+	if m.serial != nil {
+		m.serial.close()
+		m.serial = nil
 	}
 	m.helpers.Wait()
 	for _, d := range m.devices {

@@ -127,6 +127,10 @@ func boot() error {
 	if err := os.WriteFile("/sys/fs/cgroup/cgroup.subtree_control", []byte("+cpu +memory +pids"), 0); err != nil {
 		return fmt.Errorf("enable controllers: %w", err)
 	}
+	// From here on all that the kernel says is of interest.
+	if err := os.WriteFile("/proc/sys/kernel/printk", []byte("8"), 0); err != nil {
+		return fmt.Errorf("raise the log level: %w", err)
+	}
 	return loopbackUp()
 }
 
