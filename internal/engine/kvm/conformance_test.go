@@ -23,6 +23,7 @@ func TestConformance(t *testing.T) {
 	if os.Getenv(nestedEnv) != "" {
 		h.Patience, h.BootPatience, h.Silence, h.Fleet = 2*time.Minute, 4*time.Minute, 3*time.Second, 10
 	}
+	h.Inspect = inspectProcess
 	enginetest.Run(t, h)
 }
 
