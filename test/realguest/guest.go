@@ -58,7 +58,8 @@ func Harness(t *testing.T, open func(t testing.TB) engine.Driver) enginetest.Har
 
 // Connect says hello to the agent.
 func Connect(ctx context.Context, conn net.Conn) (enginetest.Guest, error) {
-	c, err := guest.Connect(ctx, conn, guest.Options{})
+	// A guest that boots in the nested rig reads nothing for as long.
+	c, err := guest.Connect(ctx, conn, guest.Options{StallTimeout: 4 * time.Minute})
 	if err != nil {
 		return nil, err
 	}

@@ -11,7 +11,6 @@ import (
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/engine/enginetest"
 	"forkd.dev/forkd/internal/ident"
-	"forkd.dev/forkd/internal/linux"
 	"forkd.dev/forkd/test/realguest"
 )
 
@@ -33,7 +32,7 @@ const nestedEnv = "FORKD_TEST_NESTED"
 func needMachines(t *testing.T) {
 	t.Helper()
 	realguest.Need(t)
-	speed, err := linux.KVMProbe(t.Context())
+	speed, err := measure(t.Context())
 	if err != nil {
 		t.Skipf("runs real machines: %v (make test-kvm runs this in an emulated host)", err)
 	}

@@ -149,7 +149,7 @@ func (d *Driver) look(ctx context.Context) error {
 		return errdefs.WithHint(errdefs.New(errdefs.ErrUnavailable, "forkd-vmm is not part of this build"), "build forkd with `make build`")
 	}
 	var err error
-	if d.speed, err = linux.KVMProbe(ctx); err != nil {
+	if d.speed, err = measure(ctx); err != nil {
 		return err
 	}
 	if d.speed.MIPS() < minMIPS {
@@ -161,6 +161,25 @@ func (d *Driver) look(ctx context.Context) error {
 	d.build = programs.Digest(d.cfg.Program)
 	d.program, err = unpack(d.cfg.LibexecDir, d.cfg.Program)
 	return err
+}
+
+// measure returns the best of some looks at /dev/kvm: a busy host makes one look bad, and nothing
+// makes one look good.
+func measure(ctx context.Context) (best linux.KVMSpeed, err error) {
+	const looks = 3
+	for range looks {
+		speed, err := linux.KVMProbe(ctx)
+		if err != nil {
+			return speed, err
+		}
+		if speed.MIPS() > best.MIPS() {
+			best = speed
+		}
+		if best.MIPS() >= minMIPS {
+			break
+		}
+	}
+	return best, nil
 }
 
 // Name returns "kvm".
