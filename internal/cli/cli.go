@@ -97,6 +97,9 @@ func (a *app) root() *cobra.Command {
 
 // client returns a client of the daemon that is there.
 func (a *app) client() (*forkd.Client, error) {
+	if a.env.FindDaemon != nil && a.config.Text("url") == "" {
+		return a.env.FindDaemon()
+	}
 	return forkd.New(forkd.Options{BaseURL: a.config.Text("url"), Token: a.config.Text("token"), Getenv: a.env.Getenv})
 }
 

@@ -12,6 +12,7 @@ import (
 	"forkd.dev/forkd/internal/config"
 	"forkd.dev/forkd/internal/doctor"
 	"forkd.dev/forkd/internal/service"
+	forkd "forkd.dev/forkd/sdk/go"
 )
 
 // Env is what the command line needs of its surroundings. Nil functions make the
@@ -26,6 +27,9 @@ type Env struct {
 	SystemConfig   string                // path of the system's configuration; "" means none
 	ServiceHost    *service.Host         // nil means this machine
 
+	// FindDaemon returns a client of the daemon that is used if no address was given; nil
+	// looks where daemons of this host put their sockets.
+	FindDaemon func() (*forkd.Client, error)
 	// StartPrivateDaemon starts a daemon with a data directory of its own choice and
 	// an engine ("" is what the settings say) and returns its socket. The daemon must not die of this process's Ctrl-C;
 	// stop ends it and all its sandboxes and may be called once.

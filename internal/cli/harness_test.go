@@ -15,6 +15,7 @@ import (
 
 	"forkd.dev/forkd/internal/frontend/rest"
 	"forkd.dev/forkd/internal/frontend/rest/resttest"
+	forkd "forkd.dev/forkd/sdk/go"
 )
 
 // rig runs command lines against the real front end over a fake, by a unix socket.
@@ -25,6 +26,7 @@ type rig struct {
 	env    map[string]string
 	tty    bool
 	stdin  string
+	alone  bool // no daemon of this host is found
 	change func(*Env)
 }
 
@@ -84,6 +86,11 @@ func (r *rig) runContext(ctx context.Context, args ...string) outcome {
 	}
 	if r.stdin != "" {
 		env.Stdin = strings.NewReader(r.stdin)
+	}
+	if r.alone {
+		env.FindDaemon = func() (*forkd.Client, error) {
+			return forkd.New(forkd.Options{Socket: filepath.Join(r.t.TempDir(), "none.sock"), Getenv: env.Getenv})
+		}
 	}
 	if r.change != nil {
 		r.change(&env)

@@ -61,6 +61,8 @@ func (c *Client) send(ctx context.Context, k *call, method agentwire.Method, bod
 	switch {
 	case err == nil:
 		return nil
+	case begun && len(k.reply) > 0:
+		return nil // answered, and ended, before the transport had said that all was sent
 	case begun:
 		c.abandon(k)
 	default:

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -242,6 +243,46 @@ func TestShutdownEndsTheAgent(t *testing.T) {
 	case <-c.Done():
 	case <-testContext(t).Done():
 		t.Fatal("the agent goes on")
+	}
+}
+
+// lateConn returns from a write only when the other side has ended.
+type lateConn struct {
+	net.Conn
+	late  atomic.Bool
+	ended chan struct{}
+	once  sync.Once
+}
+
+func (c *lateConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if err != nil {
+		c.once.Do(func() { close(c.ended) })
+	}
+	return n, err
+}
+
+func (c *lateConn) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	if c.late.Load() {
+		<-c.ended
+	}
+	return n, err
+}
+
+// TestAnswerBeforeTheEnd: an answer counts, although the agent that gave it ended before
+// this side knew that its call was sent.
+func TestAnswerBeforeTheEnd(t *testing.T) {
+	rig := startAgent(t)
+	conn := &lateConn{Conn: rig.dial(), ended: make(chan struct{})}
+	c, err := Connect(testContext(t), conn, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	conn.late.Store(true)
+	if err := c.Shutdown(testContext(t)); err != nil {
+		t.Error(err)
 	}
 }
 
