@@ -157,7 +157,7 @@ type guestBench struct {
 	o       GuestOptions
 	report  *GuestReport
 	tree    *imageTree // nil until an engine's image could be copied
-	scratch string     // directory on a tmpfs for the native runs
+	scratch *tempDir   // directory on a tmpfs for the native runs
 	native  []guestRun
 	check   map[string]any // the answers of the first run
 }
@@ -167,8 +167,8 @@ func (g *guestBench) close(ctx context.Context) error {
 	if g.tree != nil {
 		errs = append(errs, g.tree.remove(ctx))
 	}
-	if g.scratch != "" {
-		errs = append(errs, os.RemoveAll(g.scratch))
+	if g.scratch != nil {
+		errs = append(errs, g.scratch.remove())
 	}
 	return errors.Join(errs...)
 }
@@ -298,7 +298,7 @@ func (g *guestBench) natively(ctx context.Context) (guestRun, error) {
 		return guestRun{}, fmt.Errorf("run natively: %w", err)
 	}
 	defer null.Close()
-	dir, err := os.Open(g.scratch)
+	dir, err := os.Open(g.scratch.path)
 	if err != nil {
 		return guestRun{}, fmt.Errorf("run natively: %w", err)
 	}
@@ -357,8 +357,8 @@ func (g *guestBench) openNative(ctx context.Context, s *subject) error {
 		return err
 	}
 	g.tree = tree
-	if g.scratch, err = os.MkdirTemp("/dev/shm", "forkd-bench-"); err == nil {
-		err = os.Chmod(g.scratch, 0o777) // the script runs as nobody
+	if g.scratch, err = newTempDir("/dev/shm"); err == nil {
+		err = os.Chmod(g.scratch.path, 0o777) // the script runs as nobody
 	}
 	if err != nil {
 		return fmt.Errorf("make a directory for the native runs: %w", err)

@@ -22,7 +22,8 @@ const nobody = 65534
 // debugfs, so the kernel of the host mounts nothing. Programs of an image are run
 // on the host only if Debian signed them.
 type imageTree struct {
-	dir    string // holds the next two
+	temp   *tempDir
+	dir    string // its path; it holds the next two
 	root   string
 	bundle string // of runc, with its state beside it
 	image  string // for people
@@ -42,9 +43,10 @@ func copyImage(ctx context.Context, s *subject) (_ *imageTree, err error) {
 		return nil, &skip{"debugfs is not installed (apt-get install e2fsprogs)"}
 	}
 	t := &imageTree{image: s.detail.Image, mark: s.mark}
-	if t.dir, err = os.MkdirTemp(s.cfg.TempDir, "forkd-bench-"); err != nil {
+	if t.temp, err = newTempDir(s.cfg.TempDir); err != nil {
 		return nil, fmt.Errorf("make a directory for the baselines: %w", err)
 	}
+	t.dir = t.temp.path
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, t.remove(ctx))
@@ -97,7 +99,7 @@ func findDisk(ctx context.Context, s *subject) (string, error) {
 // remove deletes the copy, and containers that are left, also if ctx has ended.
 func (t *imageTree) remove(ctx context.Context) error {
 	err := t.endContainers(ctx)
-	if rmErr := os.RemoveAll(t.dir); rmErr != nil {
+	if rmErr := t.temp.remove(); rmErr != nil {
 		err = errors.Join(err, fmt.Errorf("remove the copy of the image: %w", rmErr))
 	}
 	return err
