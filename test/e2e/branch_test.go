@@ -125,6 +125,45 @@ func TestBranchCounter(t *testing.T) {
 		t.Error("the source has a file of its child")
 	}
 	w.generations(t, children[0].ID, before)
+	w.cleanFileSystem(t, source.ID)
+	for _, child := range children {
+		w.cleanFileSystem(t, child.ID)
+	}
+}
+
+// cleanFileSystem shuts the file system of a sandbox down and checks it: from outside, on
+// a plain copy of its disk. Only a test does that, and of its own guest: forkd itself
+// never reads a guest's file system.
+func (w *world) cleanFileSystem(t *testing.T, id string) {
+	t.Helper()
+	w.exec(t, id, "pkill -f counter.py; sync; echo u >/proc/sysrq-trigger; for i in $(seq 100); do grep -q ' / ext4 ro' /proc/mounts && exit 0; sleep 0.1; done; cat /proc/mounts; exit 1")
+	b, err := w.client.Branch(t.Context(), id, forkd.BranchRequest{Mode: "full"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.cli(t, "snapshot", "rm", b.ID)
+	info := decoded[forkd.SnapshotDetail](t, w, "snapshot", "info", b.ID)
+	disks, err := filepath.Glob(filepath.Join(w.data, "images", info.ImageID, "*.ext4"))
+	if err != nil || len(disks) != 1 {
+		t.Fatalf("disks of image %s: %v, %v", info.ImageID, disks, err)
+	}
+	file := func(path string) map[string]any { return map[string]any{"driver": "file", "filename": path} }
+	stack, err := json.Marshal(map[string]any{
+		"driver": "qcow2", "file": file(filepath.Join(info.Dir, "disk.qcow2")),
+		"backing": map[string]any{"driver": "raw", "file": file(disks[0])},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw := filepath.Join(t.TempDir(), "disk")
+	for _, args := range [][]string{{"qemu-img", "convert", "-O", "raw", "json:" + string(stack), raw}, {"e2fsck", "-fn", raw}} {
+		if out, err := exec.CommandContext(t.Context(), args[0], args[1:]...).CombinedOutput(); err != nil {
+			t.Errorf("%s of the disk of %s: %v\n%s", args[0], id, err, out)
+		}
+	}
+	if err := os.Remove(raw); err != nil {
+		t.Error(err)
+	}
 }
 
 // sameFile: up to the branch the open file is the same everywhere, and no line is torn
@@ -178,6 +217,7 @@ func (w *world) generations(t *testing.T, id string, before answer) {
 		t.Errorf("the last generation has %q", got)
 	}
 	w.answers(t, id)
+	w.cleanFileSystem(t, id)
 	w.must(t, append([]string{"kill"}, born...)...)
 	if now := len(list()); now != had {
 		t.Errorf("%d snapshots are left of %d", now, had)

@@ -15,7 +15,7 @@ import (
 	forkd "forkd.dev/forkd/sdk/go"
 )
 
-var long = flag.Bool("long", false, "also install what takes many minutes under emulation")
+var long = flag.Bool("long", false, "also what takes many minutes under emulation: large installations, 200 rollbacks, 200 branches")
 
 // installPatience bounds the installation of packages in an emulated guest.
 const installPatience = 20 * time.Minute

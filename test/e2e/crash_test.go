@@ -21,8 +21,18 @@ func TestDaemonKilledWithRunningSandboxes(t *testing.T) {
 	for i, sb := range list {
 		w.eval(t, sb.ID, fmt.Sprintf("mine = %d; mine", i))
 	}
+	w.exec(t, list[0].ID, "echo said before >/dev/console")
+	eventually(t, func() error {
+		if out := w.must(t, "logs", list[0].ID); !strings.Contains(out, "said before") {
+			return fmt.Errorf("the console says %q", out)
+		}
+		return nil
+	})
 	w.crash(t)
 	w.restart(t)
+	if out := w.must(t, "logs", list[0].ID); !strings.Contains(out, "said before") {
+		t.Errorf("after the restart the console says %q", out)
+	}
 	w.checkAdopted(t, list)
 	w.stop(t)
 	if got := w.cli(t, "ls"); got.code != 5 || !strings.Contains(got.stderr, "forkd serve") {

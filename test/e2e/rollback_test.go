@@ -75,12 +75,15 @@ func evalJSON[T any](t *testing.T, w *world, id, code string) T {
 	return v
 }
 
-// TestRollbackAgainAndAgain: 50 times in a row, with random writes to memory and disk
-// between, everything is as it was, nothing is left, and only the kernel's random
-// numbers are new.
+// TestRollbackAgainAndAgain: 25 times in a row, 200 with -long, with random writes to
+// memory and disk between, everything is as it was, nothing is left, and only the
+// kernel's random numbers are new.
 func TestRollbackAgainAndAgain(t *testing.T) {
 	w := running(t)
-	const times = 50
+	times := 25
+	if *long {
+		times = 200
+	}
 	id := w.forkAs(t, forkd.ForkRequest{SnapshotTag: "py-base", Name: "worker"})[0].ID
 	w.eval(t, id, rollbackSetup)
 	point := decoded[forkd.BranchResult](t, w, "checkpoint", id, "--sync", "--label", "start")

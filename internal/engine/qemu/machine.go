@@ -391,8 +391,11 @@ func (m *Machine) Usage(context.Context) (engine.Usage, error) {
 	return u, nil
 }
 
+// consoleFile keeps what was read of a console for the next daemon.
+const consoleFile = "console.log"
+
 // Console returns the end of what the guest printed. QEMU's ring gives each byte
-// once, so what was read before is kept here.
+// once, so what was read before is kept here, and in a file for the next daemon.
 func (m *Machine) Console() (io.ReadCloser, error) {
 	m.consoleTurn.Lock()
 	defer m.consoleTurn.Unlock()
@@ -407,9 +410,20 @@ func (m *Machine) Console() (io.ReadCloser, error) {
 	if err != nil {
 		return nil, errdefs.New(errdefs.ErrGuest, "console of %s is not base64", m.rec.ID)
 	}
+	path := filepath.Join(m.dir, consoleFile)
+	if m.console == nil {
+		if m.console, err = os.ReadFile(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("read console: %w", err)
+		}
+	}
 	m.console = append(m.console, b...)
 	if over := len(m.console) - keptConsole; over > 0 {
 		m.console = append(m.console[:0], m.console[over:]...)
+	}
+	if len(b) > 0 {
+		if err := os.WriteFile(path, m.console, 0o600); err != nil {
+			return nil, fmt.Errorf("keep console: %w", err)
+		}
 	}
 	return io.NopCloser(strings.NewReader(string(m.console))), nil
 }
