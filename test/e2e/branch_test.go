@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	forkd "forkd.dev/forkd/sdk/go"
 )
@@ -70,8 +71,25 @@ func (w *world) counting(t *testing.T) forkd.Sandbox {
 	}
 	sb := w.fork(t, "py-base", 1)[0]
 	w.eval(t, sb.ID, fmt.Sprintf("open('/root/counter.py', 'w').write(%s)", strconv.Quote(string(program))))
-	w.exec(t, sb.ID, "setsid python3 /root/counter.py >/root/counter.log 2>&1 </dev/null & for i in $(seq 200); do grep -qs 50 /root/open && exit 0; sleep 0.1; done; cat /root/counter.log; exit 1")
+	w.exec(t, sb.ID, "setsid python3 /root/counter.py >/root/counter.log 2>&1 </dev/null &")
+	w.holds(t, sb.ID, "grep -qs 50 /root/open || { cat /root/counter.log; exit 1; }")
 	return sb
+}
+
+// holds waits until a command in a sandbox succeeds: on a busy host a program of it may
+// take minutes to start.
+func (w *world) holds(t *testing.T, id, command string) {
+	t.Helper()
+	err := waitUntil(2*time.Minute, func() error {
+		res, err := w.client.Exec(t.Context(), id, forkd.ExecRequest{Args: []string{"sh", "-c", command}})
+		if err == nil && res.ExitCode != 0 {
+			err = fmt.Errorf("%q in %s ended with %d: %s", command, id, res.ExitCode, res.Stdout)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // lines returns the counts in the open file of the counter, after its first line.
@@ -136,7 +154,8 @@ func TestBranchCounter(t *testing.T) {
 // never reads a guest's file system.
 func (w *world) cleanFileSystem(t *testing.T, id string) {
 	t.Helper()
-	w.exec(t, id, "pkill -f counter.py; sync; echo u >/proc/sysrq-trigger; for i in $(seq 100); do grep -q ' / ext4 ro' /proc/mounts && exit 0; sleep 0.1; done; cat /proc/mounts; exit 1")
+	w.exec(t, id, "pkill -f counter.py; sync; echo u >/proc/sysrq-trigger")
+	w.holds(t, id, "grep -q ' / ext4 ro' /proc/mounts || { cat /proc/mounts; exit 1; }")
 	b, err := w.client.Branch(t.Context(), id, forkd.BranchRequest{Mode: "full"})
 	if err != nil {
 		t.Fatal(err)
