@@ -167,10 +167,15 @@ func (w *world) cleanFileSystem(t *testing.T, id string) {
 		t.Fatalf("disks of image %s: %v, %v", info.ImageID, disks, err)
 	}
 	file := func(path string) map[string]any { return map[string]any{"driver": "file", "filename": path} }
-	stack, err := json.Marshal(map[string]any{
-		"driver": "qcow2", "file": file(filepath.Join(info.Dir, "disk.qcow2")),
-		"backing": map[string]any{"driver": "raw", "file": file(disks[0])},
-	})
+	layers, err := filepath.Glob(filepath.Join(info.Dir, "*.qcow2")) // in order of their names, lowest first
+	if err != nil || len(layers) == 0 {
+		t.Fatalf("disk layers in %s: %v, %v", info.Dir, layers, err)
+	}
+	disk := map[string]any{"driver": "raw", "file": file(disks[0])}
+	for _, layer := range layers {
+		disk = map[string]any{"driver": "qcow2", "file": file(layer), "backing": disk}
+	}
+	stack, err := json.Marshal(disk)
 	if err != nil {
 		t.Fatal(err)
 	}
