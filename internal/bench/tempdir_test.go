@@ -3,6 +3,7 @@ package bench
 import (
 	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -62,7 +63,7 @@ func TestKilledBenchIsSwept(t *testing.T) {
 		_ = lives.Process.Kill()
 		_ = lives.Wait()
 	}()
-	if _, err := os.Stat(left); !os.IsNotExist(err) {
+	if _, err := os.Stat(left); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%s is left: %v", left, err)
 	}
 	d, err := newTempDir(parent)
