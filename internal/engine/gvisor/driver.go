@@ -47,13 +47,15 @@ type Driver struct {
 	cfg     Config
 	version string
 	bootID  string
-	isRoot  bool
-	runDir  string // runsc's --root
-	agents  string // one directory per agent program, by digest, see keepAgent
-	stage   string // where a sandbox that is being made finds it; "": in its own place
-	agent   string // path of the agent that new machines boot with
-	limits  limiter
-	pool    pool
+	// extraFlags are those of this program's version.
+	extraFlags []string
+	isRoot     bool
+	runDir     string // runsc's --root
+	agents     string // one directory per agent program, by digest, see keepAgent
+	stage      string // where a sandbox that is being made finds it; "": in its own place
+	agent      string // path of the agent that new machines boot with
+	limits     limiter
+	pool       pool
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -79,6 +81,12 @@ func New(cfg Config) (engine.Driver, error) {
 	fail := func(err error) (engine.Driver, error) {
 		return nil, fmt.Errorf("start gvisor engine: %w", err)
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), versionPatience)
+	defer cancel()
+	extra, err := findExtraFlags(ctx, cfg.Runsc)
+	if err != nil {
+		return nil, err
+	}
 	bootID, err := linux.BootID()
 	if err != nil {
 		return fail(err)
@@ -93,7 +101,7 @@ func New(cfg Config) (engine.Driver, error) {
 		cfg.Log = func(string, ...any) {}
 	}
 	d := &Driver{
-		cfg: cfg, version: version, bootID: bootID, isRoot: os.Geteuid() == 0,
+		cfg: cfg, version: version, extraFlags: extra, bootID: bootID, isRoot: os.Geteuid() == 0,
 		runDir: filepath.Join(cfg.Dir, "run"), agents: filepath.Join(cfg.Dir, "agents"),
 		limits: newLimiter(cfg.Installation), machines: map[string]*Machine{},
 	}

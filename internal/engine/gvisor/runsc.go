@@ -28,7 +28,21 @@ type call struct {
 
 // flags precede every command. Those of a checkpoint and of its restores must be equal.
 func (d *Driver) flags() []string {
-	return []string{"--root=" + d.runDir, "--platform=" + platform, "--network=none", "--ignore-cgroups=true", "--overlay2=root:memory", "--cpu-num-from-quota=true"}
+	return append([]string{"--root=" + d.runDir, "--platform=" + platform, "--network=none", "--ignore-cgroups=true", "--overlay2=root:memory", "--cpu-num-from-quota=true"}, d.extraFlags...)
+}
+
+// findExtraFlags returns flags that only newer programs know.
+func findExtraFlags(ctx context.Context, runsc string) ([]string, error) {
+	out, err := exec.CommandContext(ctx, runsc, "flags").CombinedOutput()
+	if err != nil {
+		return nil, errdefs.New(errdefs.ErrUnavailable, "ask %s for its flags: %w", runsc, err)
+	}
+	// A restored sandbox has another uid on the host than the captured one had, which
+	// newer programs refuse unless told.
+	if strings.Contains(string(out), "-restore-spec-validation") {
+		return []string{"--restore-spec-validation=ignore"}, nil
+	}
+	return nil, nil
 }
 
 // waitScript becomes its arguments once its control group is settled: what runsc
