@@ -328,13 +328,9 @@ func (x *randomRun) add(q *vt.Queue, r *rand.Rand) {
 		all = append(all, x.rig.d.Bytes(at, n)...)
 		req.Out = append(req.Out, vt.Buffer{Addr: at, Len: n})
 	}
-	for i := range r.IntN(4) {
+	for range r.IntN(4) {
 		n := uint64(1 + r.IntN(300))
 		at := x.rig.d.Alloc(n, 1)
-		if i == 0 && r.IntN(4) == 0 {
-			at = vt.HighBase + uint64(r.IntN(1<<15)) // overlaps with others, perhaps
-			continue
-		}
 		req.In = append(req.In, vt.Buffer{Addr: at, Len: n})
 	}
 	if len(req.Out)+len(req.In) == 0 {

@@ -158,8 +158,10 @@ func (d *Driver) Alloc(n, align uint64) uint64 {
 	return at
 }
 
-// Mark and Release free all that was allocated in between.
-func (d *Driver) Mark() uint64        { return d.next }
+// Mark returns where Alloc goes on.
+func (d *Driver) Mark() uint64 { return d.next }
+
+// Release frees all that was allocated since mark was taken.
 func (d *Driver) Release(mark uint64) { d.next = mark }
 
 // Bytes returns guest memory.

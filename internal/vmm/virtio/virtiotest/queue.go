@@ -128,7 +128,7 @@ func (q *Queue) Add(r Request) (head uint16, ok bool) {
 
 func (q *Queue) writeOne(r Request, i int, table uint64, at, next uint16) {
 	var flags uint16
-	b := Buffer{}
+	var b Buffer
 	if i < len(r.Out) {
 		b = r.Out[i]
 	} else {
