@@ -59,6 +59,11 @@ func (c *capture) prepare(ctx context.Context, m agentwire.Prepare) error {
 }
 
 func (c *capture) freeze(ctx context.Context, m agentwire.Prepare) error {
+	if m.Sync { // most of it while the user's processes run: the second time is short
+		if err := c.syncRoot(); err != nil {
+			return err
+		}
+	}
 	if err := c.hold(ctx); err != nil {
 		return err
 	}

@@ -151,7 +151,7 @@ func (s *Service) autoCheckpoint(ctx context.Context, e *entry, now time.Time) {
 		return
 	}
 	_, err := s.captureRunning(ctx, e, taking{
-		id: ident.New(ident.Checkpoint), mode: ModeLive, wait: true, freeze: true, alone: true,
+		id: ident.New(ident.Checkpoint), mode: ModeLive, wait: true, freeze: true, sync: true, alone: true,
 		kind: labelCheckpointOf, labels: map[string]string{labelAuto: "true"},
 	})
 	if errors.Is(err, errdefs.ErrConflict) || ctx.Err() != nil {

@@ -333,8 +333,7 @@ func (t *taking) capture(ctx context.Context) error {
 	if t.pong, err = agent.Ping(ctx); err != nil {
 		return err
 	}
-	if t.sync {
-		// Most of it is written while the guest runs; the second time is short.
+	if t.sync && !t.freeze { // an agent that is to freeze writes out before it does, and once more after
 		sync := agentwire.ExecRequest{Argv: []string{"/bin/sync"}, Timeout: time.Minute}
 		if _, err := agent.Exec(ctx, sync); err != nil && !errors.Is(err, errdefs.ErrNotFound) {
 			return fmt.Errorf("write file systems out: %w", err)

@@ -48,7 +48,7 @@ func (s *Service) Checkpoint(ctx context.Context, ref string, c Checkpoint) (Bra
 	}
 	return s.captureRunning(ctx, e, taking{
 		id: ident.New(ident.Checkpoint), labels: labels, mode: ModeLive,
-		wait: c.Sync, freeze: !c.NoFreeze, kind: labelCheckpointOf,
+		wait: c.Sync, freeze: !c.NoFreeze, sync: !c.NoFreeze, kind: labelCheckpointOf,
 	})
 }
 
