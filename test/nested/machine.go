@@ -66,11 +66,11 @@ func (m *machine) run(ctx context.Context, r *reporter) error {
 // nothing here. QEMU 7.2 sometimes leaves garbage in the flags after a cmpxchg16b,
 // which ends L1 with a double fault, so there is none.
 func (m *machine) args(vmlinuz string, khz uint64) []string {
-	append := fmt.Sprintf("console=ttyS0 quiet rdinit=/init panic=-1 mitigations=off nokaslr tsc_early_khz=%d tsc=reliable", khz)
+	cmdline := fmt.Sprintf("console=ttyS0 quiet rdinit=/init panic=-1 mitigations=off nokaslr tsc_early_khz=%d tsc=reliable", khz)
 	return []string{
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
 		"-M", "q35", "-accel", "tcg,thread=multi", "-cpu", "max,-cx16", "-smp", strconv.Itoa(m.opts.cpus), "-m", strconv.Itoa(m.opts.memoryMiB),
-		"-kernel", vmlinuz, "-initrd", m.initramfs, "-append", append,
+		"-kernel", vmlinuz, "-initrd", m.initramfs, "-append", cmdline,
 		"-serial", "file:" + filepath.Join(m.opts.work, consoleFile),
 		"-drive", "if=none,id=disk,format=raw,cache=unsafe,discard=unmap,file=" + m.disk, "-device", "virtio-blk-pci,drive=disk",
 		"-device", "virtio-rng-pci",

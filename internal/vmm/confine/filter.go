@@ -57,7 +57,7 @@ func processRules() []rule {
 	r = append(r, always(unix.SYS_PREAD64, unix.SYS_PWRITE64, unix.SYS_PREADV, unix.SYS_PWRITEV, unix.SYS_READV, unix.SYS_WRITEV,
 		unix.SYS_POLL, unix.SYS_RECVMSG, unix.SYS_SENDMSG, unix.SYS_ACCEPT4, unix.SYS_SHUTDOWN, unix.SYS_CLOSE, unix.SYS_FCNTL, unix.SYS_LSEEK,
 		unix.SYS_FSTAT, unix.SYS_FTRUNCATE, unix.SYS_FALLOCATE, unix.SYS_FSYNC, unix.SYS_FDATASYNC, unix.SYS_EVENTFD2,
-		unix.SYS_EPOLL_CTL, unix.SYS_EPOLL_CREATE1, unix.SYS_POLL, unix.SYS_PPOLL, unix.SYS_GETRANDOM, unix.SYS_SCHED_GETAFFINITY, unix.SYS_USERFAULTFD,
+		unix.SYS_EPOLL_CTL, unix.SYS_EPOLL_CREATE1, unix.SYS_PPOLL, unix.SYS_GETRANDOM, unix.SYS_SCHED_GETAFFINITY, unix.SYS_USERFAULTFD,
 		unix.SYS_GETRUSAGE, unix.SYS_SECCOMP)...)
 	return append(r,
 		rule{call: unix.SYS_MPROTECT, arg: wordArgument2, mask: unix.PROT_EXEC, values: []uint32{0}},
