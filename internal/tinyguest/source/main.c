@@ -37,6 +37,13 @@ static inline u8 inb(u16 port)
 
 static void putb(u8 c) { outb(0x3f8, c); }
 
+/* A mark is a line: what is no whole line yet, a host may hold back for a while. */
+static void put_mark(u8 c)
+{
+	putb(c);
+	putb('\n');
+}
+
 static const char *word(const char *line, const char *key)
 {
 	while (*line) {
@@ -126,12 +133,12 @@ __attribute__((noreturn)) void user_main(u8 *zero_page)
 	write_pages(mem, touch, pass << 32);
 	/* Before the mark: whoever sees it may capture at once. */
 	u64 first = *generation;
-	putb('#');
+	put_mark('#');
 	if (number(line, "wait=", 0)) {
 		while (*generation == first)
 			;
 		write_pages(mem, cow, pass << 40);
-		putb('@');
+		put_mark('@');
 	}
 	while (is(mode, "work")) {
 		pass++;
