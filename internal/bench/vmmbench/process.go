@@ -147,7 +147,7 @@ func (v *vmm) reap() {
 		_ = v.cmd.Wait()
 	}
 	if v.Conn != nil {
-		v.Conn.Close()
+		v.Close()
 	}
 	for _, f := range []*os.File{v.out, v.in} {
 		if f != nil {

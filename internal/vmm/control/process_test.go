@@ -107,7 +107,7 @@ func start(t testing.TB) *vmm {
 	t.Cleanup(func() {
 		_ = v.cmd.Process.Kill()
 		if v.Conn != nil {
-			v.Conn.Close()
+			v.Close()
 		}
 		select {
 		case <-v.exited:

@@ -82,11 +82,12 @@ const (
 const (
 	apiVersion = 12
 
-	// MPHalted is the state of a vCPU that executed HLT; MPRunnable of one that runs,
-	// MPUninitialized of one that waits for its start-up message.
-	MPRunnable      = 0
+	// MPRunnable is the state of a vCPU that runs.
+	MPRunnable = 0
+	// MPUninitialized is that of one that waits for its start-up message.
 	MPUninitialized = 1
-	MPHalted        = 3
+	// MPHalted is that of one that executed HLT.
+	MPHalted = 3
 
 	// Offsets in struct kvm_run.
 	runImmediateExit = 1

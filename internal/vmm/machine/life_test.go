@@ -87,7 +87,7 @@ func TestRollbackToCheckpoint(t *testing.T) {
 // waitRounds waits until the working guest has rewritten its hot pages n more times.
 func waitRounds(t *testing.T, m *Machine, hot, n uint64) {
 	t.Helper()
-	at := uint64(base + hot*pageSize)
+	at := base + hot*pageSize
 	// Before its first round the page holds the mark of an earlier pass over memory.
 	const mark = 1 << 32
 	wait(t, m, func() bool { return wordAt(t, m, at) < mark })
