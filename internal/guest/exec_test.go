@@ -111,7 +111,9 @@ func TestExecTimeoutKillsTheTree(t *testing.T) {
 	res, err := c.Exec(testContext(t), agentwire.ExecRequest{
 		Argv: []string{"sh", "-c", "echo partial; sleep 1000 & echo $!; sleep 1000"}, Timeout: 300 * time.Millisecond,
 	})
-	if err != nil || !res.TimedOut || res.Signal != 9 || !strings.HasPrefix(string(res.Stdout), "partial\n") {
+	// The shell may see its child killed, and end by itself, before its own turn comes.
+	killed := res.Signal == 9 || res.ExitCode == 128+9
+	if err != nil || !res.TimedOut || !killed || !strings.HasPrefix(string(res.Stdout), "partial\n") {
 		t.Fatalf("%+v %v", res, err)
 	}
 	child := strings.Fields(string(res.Stdout))[1]
