@@ -150,12 +150,16 @@ func (m *Machine) watchGofer(ctx context.Context) {
 		return
 	}
 	defer m.gofer.Close()
+	sentry := linux.Process{PID: m.rec.PID, Start: m.rec.Start}
+	if !sentry.Alive() {
+		return // it went first, and its gofer with it
+	}
 	m.mu.Lock()
 	if m.reason == "" && !m.killed {
 		m.reason = "its file server (runsc-gofer) ended"
 	}
 	m.mu.Unlock()
-	_ = linux.Process{PID: m.rec.PID, Start: m.rec.Start}.Kill(unix.SIGKILL)
+	_ = sentry.Kill(unix.SIGKILL)
 }
 
 func (m *Machine) closeConnections() {
