@@ -150,7 +150,8 @@ func (s *Service) fillPlan(ctx context.Context, p *plan) (err error) {
 	if err := s.checkEngine(p.manifest); err != nil {
 		return fmt.Errorf("snapshot %s: %w", p.id, err)
 	}
-	if status, reason := s.status(ctx, p.manifest); status != SnapshotReady && !(p.cold && status == SnapshotStale) {
+	status, reason := s.status(ctx, p.manifest)
+	if usable := status == SnapshotReady || p.cold && status == SnapshotStale; !usable {
 		return notReady(p.id, status, reason)
 	}
 	if p.chain, err = s.cfg.Store.States(p.id); err != nil {

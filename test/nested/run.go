@@ -98,7 +98,7 @@ func run(ctx context.Context, args []string) (err error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	var echo io.Writer = io.Discard
+	echo := io.Writer(io.Discard)
 	if o.verbose {
 		echo = os.Stderr
 	}

@@ -150,11 +150,13 @@ func buildAgent(t *testing.T) []byte {
 // Guest is a guest that keeps values in the warm Python runner.
 type Guest struct{ *guest.Client }
 
+// Ping asks whether the agent answers.
 func (g Guest) Ping(ctx context.Context) error {
 	_, err := g.Client.Ping(ctx)
 	return err
 }
 
+// Now asks for the wall clock of the guest.
 func (g Guest) Now(ctx context.Context) (time.Time, error) {
 	pong, err := g.Client.Ping(ctx)
 	return pong.WallClock, err
@@ -168,11 +170,13 @@ func (g Guest) eval(ctx context.Context, code string) (string, error) {
 	return string(res.Stdout), err
 }
 
+// Set gives a variable of the runner a value.
 func (g Guest) Set(ctx context.Context, name, value string) error {
 	_, err := g.eval(ctx, name+" = '"+value+"'")
 	return err
 }
 
+// Get returns a variable of the runner.
 func (g Guest) Get(ctx context.Context, name string) (string, error) {
 	return g.eval(ctx, "print("+name+", end='')")
 }
@@ -185,11 +189,13 @@ func (g Guest) run(ctx context.Context, argv ...string) (string, error) {
 	return string(res.Stdout), err
 }
 
+// WriteFile writes a file of the guest and syncs it.
 func (g Guest) WriteFile(ctx context.Context, path, text string) error {
 	_, err := g.run(ctx, "/bin/sh", "-c", `printf %s "$1" > "$2"`, "sh", text, path)
 	return err
 }
 
+// ReadFile reads a file of the guest.
 func (g Guest) ReadFile(ctx context.Context, path string) (string, error) {
 	return g.run(ctx, "cat", path)
 }

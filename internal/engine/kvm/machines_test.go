@@ -56,7 +56,7 @@ func newYard(t *testing.T) *yard {
 	m, err := w.d.Boot(ctx, w.spec(t))
 	check(t, "boot", err)
 	b := &resident{m: m}
-	b.connect(t, ctx)
+	b.connect(ctx, t)
 	check(t, "start the guest", realguest.Start(ctx, b.g))
 	b.eval(t, "import time, os; captured = time.monotonic()")
 	if n := b.eval(t, "print(os.cpu_count(), end='')"); n != "2" {
@@ -94,7 +94,7 @@ type resident struct {
 	g realguest.Guest
 }
 
-func (b *resident) connect(t *testing.T, ctx context.Context) {
+func (b *resident) connect(ctx context.Context, t *testing.T) {
 	t.Helper()
 	conn, err := b.m.DialAgent(ctx)
 	check(t, "dial agent", err)
@@ -201,7 +201,7 @@ func (b *resident) capture(t *testing.T, w *yard, parent []engine.State, after e
 	check(t, "capture", err)
 	t.Logf("paused for %v, %d KiB copied meanwhile, %d KiB stored", res.Pause.Round(10*time.Microsecond), res.CopiedBytes>>10, res.LayerBytes>>10)
 	if after == engine.AfterResume {
-		b.connect(t, ctx)
+		b.connect(ctx, t)
 		check(t, "verdict source", b.g.VerdictSource(ctx))
 	}
 	return append(append([]engine.State(nil), parent...), engine.State{ID: ident.New(ident.Snapshot), Dir: dir, Artifacts: res.Artifacts})
