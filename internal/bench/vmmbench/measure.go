@@ -84,6 +84,9 @@ func (h *host) fork(ctx context.Context, s *snapshot, n int, pooled bool) (r for
 	took := make([]float64, n)
 	start := time.Now()
 	err = together(n, func(i int) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		from := time.Now()
 		if !pooled {
 			if err := begin(i); err != nil {
@@ -212,7 +215,7 @@ func (h *host) rollback(ctx context.Context, n, runs int) (ms []float64, err err
 			if err := v.Do(ctx, m, s.memory, s.state); err != nil {
 				return err
 			}
-			if err := v.expect('@'); err != nil {
+			if err := v.expect(ctx, '@'); err != nil {
 				return err
 			}
 		}

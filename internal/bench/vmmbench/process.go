@@ -158,10 +158,12 @@ func (v *vmm) reap() {
 }
 
 // expect waits for the guest to print b.
-func (v *vmm) expect(want byte) error {
+func (v *vmm) expect(ctx context.Context, want byte) error {
 	if err := v.out.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		return err
 	}
+	stop := context.AfterFunc(ctx, func() { _ = v.out.SetReadDeadline(time.Now()) })
+	defer stop()
 	var b [1]byte
 	for b[0] != want {
 		if _, err := v.out.Read(b[:]); err != nil {
@@ -199,7 +201,7 @@ func (v *vmm) boot(ctx context.Context, cmdline string) error {
 	if err := v.Do(ctx, boot, kernel, v.in); err != nil {
 		return err
 	}
-	return v.expect(tinyguest.Ready)
+	return v.expect(ctx, tinyguest.Ready)
 }
 
 // makeSnapshot boots a guest and captures it once it is ready.
@@ -314,5 +316,5 @@ func (v *vmm) restore(ctx context.Context, s *snapshot, generation int) error {
 	if err := v.Do(ctx, m, s.memory, s.state, v.in); err != nil {
 		return err
 	}
-	return v.expect(tinyguest.Resumed)
+	return v.expect(ctx, tinyguest.Resumed)
 }

@@ -2,7 +2,9 @@ package vmmbench
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -65,5 +67,24 @@ func TestRun(t *testing.T) {
 	}
 	if charts, err := Charts(r); err != nil || len(charts[""]) == 0 {
 		t.Errorf("chart of %d bytes, %v", len(charts[""]), err)
+	}
+}
+
+// TestCanceled: a measurement that is given up leaves no process and no directory.
+func TestCanceled(t *testing.T) {
+	program := monitor(t)
+	temp := t.TempDir()
+	t.Setenv("TMPDIR", temp)
+	ctx, cancel := context.WithCancel(t.Context())
+	o := Options{Program: program, Runs: 1, Progress: func(step string) {
+		if strings.Contains(step, "pooled") {
+			cancel()
+		}
+	}}
+	if _, err := Run(ctx, o); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	if left, err := os.ReadDir(temp); err != nil || len(left) != 0 {
+		t.Errorf("left %v, %v", left, err)
 	}
 }
