@@ -19,8 +19,8 @@ type part struct {
 func suite() []part {
 	return []part{
 		{name: "linux", pkg: "internal/linux", run: "KVM|TSC|Pagemap|Private", timeout: 2 * time.Minute},
-		{name: "conformance", pkg: "internal/engine/kvm", run: "TestConformance", image: true, timeout: 7 * time.Minute},
-		{name: "machines", pkg: "internal/engine/kvm", run: "TestMachines", image: true, timeout: 5 * time.Minute},
+		{name: "conformance", pkg: "internal/engine/kvm", run: "TestConformance", image: true, timeout: 9 * time.Minute},
+		{name: "machines", pkg: "internal/engine/kvm", run: "TestMachines", image: true, timeout: 6 * time.Minute},
 		{name: "demo", argv: []string{"/bin/forkd", "demo", "-n", "5", "--engine", "kvm"}, image: true, timeout: 5 * time.Minute},
 	}
 }

@@ -36,7 +36,7 @@ func parse(args []string) (options, error) {
 	set.BoolVar(&o.list, "list", false, "list the parts and end")
 	set.IntVar(&o.memoryMiB, "memory", 5120, "memory of L1 in MiB")
 	set.IntVar(&o.cpus, "cpus", 2, "processors of L1")
-	set.DurationVar(&o.timeout, "timeout", 15*time.Minute, "end L1 after this time")
+	set.DurationVar(&o.timeout, "timeout", 20*time.Minute, "end L1 after this time")
 	if err := set.Parse(args); err != nil {
 		return o, err
 	}
