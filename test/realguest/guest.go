@@ -189,7 +189,7 @@ func (g Guest) run(ctx context.Context, argv ...string) (string, error) {
 	return string(res.Stdout), err
 }
 
-// WriteFile writes a file of the guest and syncs it.
+// WriteFile writes a file of the guest.
 func (g Guest) WriteFile(ctx context.Context, path, text string) error {
 	_, err := g.run(ctx, "/bin/sh", "-c", `printf %s "$1" > "$2"`, "sh", text, path)
 	return err
