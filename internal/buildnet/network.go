@@ -123,15 +123,20 @@ func (n *Network) Totals() Totals {
 // maxRefused bounds the refused hosts that are remembered.
 const maxRefused = 100
 
-// ended takes note of a connection.
-func (n *Network) ended(c Connection) {
+// refuse takes note of a refusal and answers it, in this order: who has the answer
+// finds the note.
+func (n *Network) refuse(w http.ResponseWriter, status int, c *Connection, why string) {
+	c.Refused = why
 	n.mu.Lock()
-	if c.Refused != "" && len(n.refused) < maxRefused {
-		n.refused[c.Host] = c.Refused
+	if len(n.refused) < maxRefused {
+		n.refused[c.Host] = why
 	}
 	n.mu.Unlock()
-	n.log(c)
+	deny(w, status, why)
 }
+
+// ended takes note of a connection.
+func (n *Network) ended(c Connection) { n.log(c) }
 
 func (n *Network) count(connections, open int, sent, received int64) {
 	n.mu.Lock()

@@ -166,8 +166,7 @@ func (n *Network) connect(w http.ResponseWriter, r *http.Request) {
 	}()
 	t, ok := parseTarget(r.Host, 443)
 	if !ok {
-		c.Refused = c.Host + " is no host and port"
-		deny(w, http.StatusBadRequest, c.Refused)
+		n.refuse(w, http.StatusBadRequest, &c, c.Host+" is no host and port")
 		return
 	}
 	c.Host = t.String()
@@ -205,11 +204,11 @@ func (n *Network) reach(ctx context.Context, t target) (net.Conn, error) {
 func (n *Network) explain(w http.ResponseWriter, err error, c *Connection) {
 	var no *refusal
 	if errors.As(err, &no) {
-		c.Refused = no.why
+		why := no.why
 		if no.hint != "" {
-			c.Refused += ": " + no.hint
+			why += ": " + no.hint
 		}
-		deny(w, http.StatusForbidden, c.Refused)
+		n.refuse(w, http.StatusForbidden, c, why)
 		return
 	}
 	c.Failed = err.Error()
@@ -291,8 +290,7 @@ func (n *Network) forward(w http.ResponseWriter, r *http.Request) {
 	}()
 	t, ok := parseTarget(r.URL.Host, 80)
 	if !ok {
-		c.Refused = c.Host + " is no host and port"
-		deny(w, http.StatusBadRequest, c.Refused)
+		n.refuse(w, http.StatusBadRequest, &c, c.Host+" is no host and port")
 		return
 	}
 	c.Host = t.String()

@@ -303,6 +303,7 @@ func (v *victim) wholeSnapshots(when string) {
 		mine = append(mine, sb.machine())
 		v.exec(sb.ID, "hostname")
 	}
+	v.svc.ending.Wait() // machines that were replaced
 	if got := v.host.Running(); len(got) != len(mine) {
 		v.t.Errorf("%s: machines %v, sandboxes have %v", when, got, mine)
 	}
