@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"forkd.dev/forkd/internal/errdefs"
 )
 
 // Table lists all settings.
@@ -80,7 +82,7 @@ func checkEngine(text string) error {
 	case "auto", "kvm", "gvisor", "qemu":
 		return nil
 	}
-	return fmt.Errorf("there is no engine %.40q: auto, kvm, gvisor and qemu are there", text)
+	return errdefs.WithHint(fmt.Errorf("there is no engine %.40q", text), "use auto, kvm, gvisor or qemu; forkd engine ls tells which work here")
 }
 
 func checkLevel(text string) error {
