@@ -100,3 +100,9 @@ func hintKVM(err error) error {
 	}
 	return err
 }
+
+// HoldVM makes a virtual machine that never runs and lives as long as this process.
+func HoldVM() error {
+	_, err := openThrowawayVM()
+	return err
+}

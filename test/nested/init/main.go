@@ -19,6 +19,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"forkd.dev/forkd/internal/linux"
+
 	"forkd.dev/forkd/test/nested/plan"
 )
 
@@ -131,33 +133,13 @@ func boot() error {
 	if err := os.WriteFile("/proc/sys/kernel/printk", []byte("8"), 0); err != nil {
 		return fmt.Errorf("raise the log level: %w", err)
 	}
-	if err := holdVM(); err != nil {
+	// With the first virtual machine and after the last one the kernel patches its
+	// scheduler's code, and under an emulator with a thread per processor it can run
+	// into its own breakpoint then: one machine stays.
+	if err := linux.HoldVM(); err != nil {
 		return err
 	}
 	return loopbackUp()
-}
-
-// kvmCreateVM is KVM_CREATE_VM of linux/kvm.h.
-const kvmCreateVM = 0xae01
-
-// holdVM makes a virtual machine that lives as long as this process. With the first
-// and after the last one the kernel patches its scheduler's code, and under an
-// emulator with a thread per processor it can run into its own breakpoint then.
-func holdVM() error {
-	fd, err := unix.Open("/dev/kvm", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("open /dev/kvm: %w", err)
-	}
-	for {
-		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), kvmCreateVM, 0) // its descriptor stays open
-		switch errno {
-		case 0:
-			return nil
-		case unix.EINTR:
-		default:
-			return fmt.Errorf("hold a virtual machine: %w", errno)
-		}
-	}
 }
 
 type mount struct{ source, target, kind, data string }
