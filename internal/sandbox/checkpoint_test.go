@@ -8,6 +8,7 @@ import (
 	"forkd.dev/forkd/internal/agentwire"
 	"forkd.dev/forkd/internal/engine/fake"
 	"forkd.dev/forkd/internal/errdefs"
+	"forkd.dev/forkd/internal/store/snapshot"
 )
 
 // TestRollback: a sandbox returns to any of its checkpoints under the same id,
@@ -167,5 +168,22 @@ func TestRollbackToBranch(t *testing.T) {
 	for _, to := range []string{"mine", "base"} {
 		_, err := w.svc.Rollback(w.ctx(), pair[1].ID, to)
 		w.wantClass(err, errdefs.ErrNotFound)
+	}
+}
+
+// TestCheckpointsAreSynced: the disk of a checkpoint is whole, unless user processes
+// were not to be frozen for it.
+func TestCheckpointsAreSynced(t *testing.T) {
+	w := newWorld(t, nil)
+	w.base()
+	id := w.fork("base", 1)[0].ID
+	for c, want := range map[Checkpoint]snapshot.DiskState{
+		{Sync: true}:                 snapshot.DiskSynced,
+		{Sync: true, NoFreeze: true}: snapshot.DiskJournal,
+	} {
+		point := must(w.svc.Checkpoint(w.ctx(), id, c)).Snapshot.ID
+		if m := must(w.store.Get(point)); m.Disk != want {
+			t.Errorf("%+v: the disk is %q, want %q", c, m.Disk, want)
+		}
 	}
 }
