@@ -26,18 +26,21 @@ type arenas struct {
 	timer *time.Timer // frees it
 }
 
-// take returns touched memory of at least size bytes. It is given back or freed.
-func (a *arenas) take(size int) ([]byte, error) {
+// take returns touched memory: what is kept, if that has at least least bytes, or
+// else wanted bytes. That is more, so that captures of a machine that grows from one
+// to the next do not each need new memory. It is given back or freed.
+func (a *arenas) take(least, wanted int) ([]byte, error) {
 	a.mu.Lock()
 	b := a.kept
-	if len(b) >= size {
+	fits := b != nil && len(b) >= least
+	if fits {
 		a.kept = nil
 	}
 	a.mu.Unlock()
-	if len(b) >= size {
+	if fits {
 		return b, nil
 	}
-	return linux.Touched(size)
+	return linux.Touched(max(least, wanted))
 }
 
 // give takes memory back.

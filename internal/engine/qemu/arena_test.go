@@ -8,7 +8,7 @@ func TestArenas(t *testing.T) {
 	var a arenas
 	take := func(size int) []byte {
 		t.Helper()
-		b, err := a.take(size)
+		b, err := a.take(size, size)
 		if err != nil || len(b) < size {
 			t.Fatalf("take %d bytes: %d, %v", size, len(b), err)
 		}
@@ -21,6 +21,16 @@ func TestArenas(t *testing.T) {
 	}
 	if again := take(1 << 19); &again[0] != &first[0] {
 		t.Error("what was kept is not used again")
+	} else {
+		a.give(again)
+	}
+	roomy, err := a.take(1<<20+4096, 1<<20+8192)
+	if err != nil || len(roomy) != 1<<20+8192 {
+		t.Errorf("room for 1 MiB and two pages has %d bytes, %v", len(roomy), err)
+	}
+	a.give(roomy)
+	if again, err := a.take(1<<20+4096, 1<<22); err != nil || &again[0] != &roomy[0] {
+		t.Errorf("what is kept and large enough is not used (%v)", err)
 	} else {
 		a.give(again)
 	}

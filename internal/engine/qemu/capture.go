@@ -117,9 +117,9 @@ func (c *capture) prepare(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	// An eighth more, for what the guest writes until it stops.
-	pages := linux.CountPages(runs)
-	if c.arena, err = c.m.d.arenas.take(int(pages+pages/8+64) * linux.PageSize); err != nil {
+	// Some more, for what the guest writes until it stops.
+	pages := int(linux.CountPages(runs))
+	if c.arena, err = c.m.d.arenas.take((pages+pages/16+64)*linux.PageSize, (pages+pages/8+128)*linux.PageSize); err != nil {
 		return err
 	}
 	if c.spec.After == engine.AfterResume {
