@@ -98,11 +98,10 @@ func run(ctx context.Context, args []string) (err error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	echo := io.Writer(io.Discard)
+	r := &reporter{out: os.Stdout, echo: io.Discard, parts: parts}
 	if o.verbose {
-		echo = os.Stderr
+		r.echo = os.Stderr
 	}
-	r := &reporter{out: os.Stdout, echo: echo, parts: parts}
 	began = time.Now()
 	if err := l1.run(ctx, r); err != nil {
 		return errors.Join(err, tail(filepath.Join(o.work, consoleFile), os.Stderr))
