@@ -43,7 +43,13 @@ func Need(t *testing.T, tools ...string) {
 
 // Harness fills in what concerns the guest and the process of a machine.
 func Harness(t *testing.T, open func(t testing.TB) engine.Driver) enginetest.Harness {
-	root := Root(t)
+	t.Helper()
+	return HarnessOf(t, Root(t), open)
+}
+
+// HarnessOf is Harness with an image that the caller has.
+func HarnessOf(t *testing.T, root engine.Root, open func(t testing.TB) engine.Driver) enginetest.Harness {
+	t.Helper()
 	st, err := os.Stat(root.Disk)
 	if err != nil {
 		t.Fatal(err)
@@ -99,6 +105,17 @@ func Root(t *testing.T) engine.Root {
 	if dir := os.Getenv(ImageEnv); dir != "" {
 		return engine.Root{Disk: filepath.Join(dir, "disk.ext4"), Kernel: filepath.Join(dir, "vmlinux"), Initramfs: filepath.Join(dir, "initramfs")}
 	}
+	return rootOf(t, image.Config{Agent: Agent(t)})
+}
+
+// TreeRoot is Root for engines that need the files as a tree, with an agent of theirs.
+func TreeRoot(t *testing.T, agent []byte) engine.Root {
+	t.Helper()
+	return rootOf(t, image.Config{Agent: agent, Trees: true})
+}
+
+func rootOf(t *testing.T, cfg image.Config) engine.Root {
+	t.Helper()
 	cache := os.Getenv("FORKD_TEST_CACHE")
 	if cache == "" {
 		user, err := os.UserCacheDir()
@@ -107,10 +124,9 @@ func Root(t *testing.T) engine.Root {
 		}
 		cache = filepath.Join(user, "forkd-test")
 	}
-	images, err := image.New(image.Config{
-		Dir: filepath.Join(cache, "images"), CacheDir: filepath.Join(cache, "downloads"), KernelDir: filepath.Join(cache, "kernels"),
-		InitramfsDir: filepath.Join(t.TempDir(), "initramfs"), Agent: buildAgent(t), Log: t.Logf,
-	})
+	cfg.Dir, cfg.CacheDir, cfg.KernelDir = filepath.Join(cache, "images"), filepath.Join(cache, "downloads"), filepath.Join(cache, "kernels")
+	cfg.InitramfsDir, cfg.Log = filepath.Join(t.TempDir(), "initramfs"), t.Logf
+	images, err := image.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +148,8 @@ func Root(t *testing.T) engine.Root {
 	return root
 }
 
-func buildAgent(t *testing.T) []byte {
+// Agent builds the agent.
+func Agent(t *testing.T) []byte {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "forkd-agent")
 	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", path, "forkd.dev/forkd/cmd/forkd-agent")

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/engine/warm"
 	"forkd.dev/forkd/internal/errdefs"
 	"forkd.dev/forkd/internal/linux"
 )
@@ -55,7 +56,7 @@ type Driver struct {
 	stage      string // where a sandbox that is being made finds it; "": in its own place
 	agent      string // path of the agent that new machines boot with
 	limits     limiter
-	pool       pool
+	pool       *warm.Pool
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -117,7 +118,7 @@ func New(cfg Config) (engine.Driver, error) {
 		return fail(err)
 	}
 	d.ctx, d.cancel = context.WithCancel(context.Background())
-	d.pool.init(d)
+	d.pool = warm.New(d.blank, cfg.Log)
 	return d, nil
 }
 
@@ -208,7 +209,7 @@ func (d *Driver) CheckCompat(c engine.Compat) error {
 
 // Forget drops the prepared machines of a snapshot, and it as a parent.
 func (d *Driver) Forget(snapshotID string) {
-	d.pool.drop(snapshotID)
+	d.pool.Drop(snapshotID)
 	for _, m := range d.all() {
 		if err := m.forsake(snapshotID); err != nil {
 			d.cfg.Log("forget %s in %s: %v", snapshotID, m.rec.ID, err)
@@ -228,9 +229,8 @@ func (d *Driver) all() []*Machine {
 
 // Close ends the pool and the driver's goroutines. Machines go on.
 func (d *Driver) Close() error {
-	d.pool.close()
+	d.pool.Close()
 	d.cancel()
-	<-d.pool.done
 	d.group.Wait()
 	for _, m := range d.all() {
 		m.closeConnections()

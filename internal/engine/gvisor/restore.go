@@ -29,8 +29,8 @@ func (d *Driver) Restore(ctx context.Context, spec engine.Spec, chain []engine.S
 	if len(chain) == 0 {
 		return nil, errdefs.New(errdefs.ErrInvalid, "restore %s: no state given", spec.ID)
 	}
-	d.pool.busy(1)
-	defer d.pool.busy(-1)
+	d.pool.Busy(1)
+	defer d.pool.Busy(-1)
 	last := chain[len(chain)-1]
 	agent, err := d.prepare(spec, chain)
 	if err == nil {
