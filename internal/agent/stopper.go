@@ -27,7 +27,8 @@ type stopper struct {
 
 func newStopper() *stopper { return &stopper{self: os.Getpid(), held: map[int]bool{}} }
 
-// stopStep is how long to wait for signals to take effect before the next look.
+// stopStep is how long to wait for signals to take effect before the next look: the
+// kernel tells of no event when a process that is not a child of ours has stopped.
 const stopStep = time.Millisecond
 
 // stop stops all processes, also those that are born meanwhile, and returns when
